@@ -1,0 +1,49 @@
+"""Where the folders that are not Python lie: CUDA sources, RTL, energy tables."""
+
+from pathlib import Path
+
+NAMES = ("energy", "gpu", "rtl_models")
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def path(name: str) -> Path:
+    """Find one of the project's own data folders.
+
+    A wheel carries them inside the package; a checkout has them beside it, so an editable
+    install sees every edit.
+
+    Parameters
+    ----------
+    name : str
+        One of ``NAMES``.
+
+    Returns
+    -------
+    Path
+        An existing folder. Treat it as read-only: builds go to the user's cache.
+
+    Raises
+    ------
+    ValueError
+        If there is no such data folder.
+    FileNotFoundError
+        If the installation lacks it.
+
+    Examples
+    --------
+    >>> path("energy").is_dir()
+    True
+    """
+    if name not in NAMES:
+        raise ValueError(f"name is {name!r}; allowed are {', '.join(NAMES)}")
+    packaged = _PACKAGE / f"_{name}"
+    if packaged.is_dir():
+        return packaged
+    checkout = _PACKAGE.parent
+    # Beside an installed package lie other people's packages, and one may well be called gpu.
+    if (checkout / "pyproject.toml").is_file() and (checkout / name).is_dir():
+        return checkout / name
+    raise FileNotFoundError(
+        f"data folder {name!r} is neither in {_PACKAGE} nor beside it: reinstall santa-hw"
+    )
