@@ -1,0 +1,97 @@
+"""What decode steps did: counts taken from a run of the datapath, summed over heads, positions, layers and windows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of one or many decode steps; tallies add.
+
+    A *head step* is one query head at one position; a *group step* one KV head at one position, shared by the query
+    heads of its group.
+
+    Parameters
+    ----------
+    head_steps, group_steps, empty_steps : int
+        Head steps, group steps, and head steps that saw no key (their output is zero).
+    visible_keys, group_keys : int
+        Keys scored, summed over head steps; key rows streamed, summed over group steps (the union over the group).
+    feature_reads, key_features : int
+        Key features read, summed over group steps: keys times the features any head of the group needs; and all
+        features of those keys (keys times d).
+    score_terms : int
+        Features with a non-zero query factor times keys, summed over head steps: multiply-accumulates with dense
+        scores. With ternary scores each costs its count in additions, summed here: sum of |count| times keys.
+    unique_rows, group_rows : int
+        Distinct value rows read, summed over head steps, and over group steps after the group's union.
+    value_terms : int
+        Value rows added (or, for the baselines, multiplied and added), summed over head steps; times d additions.
+    saturated_q, saturated_k, saturated_v, saturated_score, saturated_output : int
+        Codes clipped at each quantiser. K and V codes are counted once for every call that quantises them.
+    lost_mass : float
+        Mass lost to the weight width against 32 bits, as a share of each head step's mass, summed over head steps.
+    """
+
+    head_steps: int = 0
+    group_steps: int = 0
+    empty_steps: int = 0
+    visible_keys: int = 0
+    group_keys: int = 0
+    feature_reads: int = 0
+    key_features: int = 0
+    score_terms: int = 0
+    unique_rows: int = 0
+    group_rows: int = 0
+    value_terms: int = 0
+    saturated_q: int = 0
+    saturated_k: int = 0
+    saturated_v: int = 0
+    saturated_score: int = 0
+    saturated_output: int = 0
+    lost_mass: float = 0.0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(Tally)})
+
+    @property
+    def saturations(self) -> dict[str, int]:
+        """Clipped codes by quantiser: q, k, v, score, output."""
+        names = ("q", "k", "v", "score", "output")
+        return {name: getattr(self, f"saturated_{name}") for name in names}
+
+    @property
+    def total_saturations(self) -> int:
+        """Clipped codes of all quantisers."""
+        return sum(self.saturations.values())
+
+    @property
+    def mean_unique_rows(self) -> float:
+        """Distinct value rows a head step reads, averaged."""
+        return self.unique_rows / max(1, self.head_steps)
+
+    @property
+    def mean_group_rows(self) -> float:
+        """Distinct value rows a group step reads (the union over its heads), averaged."""
+        return self.group_rows / max(1, self.group_steps)
+
+    @property
+    def mean_lost_mass(self) -> float:
+        """Share of the mass lost to the weight width, averaged over head steps."""
+        return self.lost_mass / max(1, self.head_steps)
+
+    @property
+    def features_read(self) -> float:
+        """Share of the key features of the visible rows that were read, after the group's union."""
+        return self.feature_reads / max(1, self.key_features)
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """The sum of tallies."""
+    result = Tally()
+    for tally in tallies:
+        result += tally
+    return result
