@@ -8,6 +8,7 @@ wider ones are object arrays of Python integers.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ __all__ = [
     "shift_half_up",
     "shift_round",
     "shift_saturate",
+    "smallest_exponent",
 ]
 
 Rounding = Literal["floor", "half_up", "half_even", "toward_zero", "stochastic"]
@@ -116,7 +118,7 @@ class Quantised(NamedTuple):
 # Scalars for compiled loops
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def shift_half_up(x: int, shift: int) -> np.int64:
     """Shift right by `shift` >= 0 and round half up: ``floor(x / 2**shift + 1/2)``, exact for every int64.
 
@@ -130,7 +132,7 @@ def shift_half_up(x: int, shift: int) -> np.int64:
     return (np.int64(x) >> np.int64(shift)) + ((np.int64(x) >> np.int64(shift - 1)) & np.int64(1))
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def shift_saturate(x: int, shift: int, limit_lo: int, limit_hi: int) -> np.int64:
     """Shift right by `shift` (half up) or left by ``-shift``, then clamp to ``[limit_lo, limit_hi]``.
 
@@ -151,14 +153,13 @@ def shift_saturate(x: int, shift: int, limit_lo: int, limit_hi: int) -> np.int64
         else:
             if code > (hi >> left):  # code * 2**left > hi
                 return hi
-            floor = lo >> left
-            if code < floor or (code == floor and (floor << left) != lo):  # code * 2**left < lo
+            if code < (lo >> left):  # code * 2**left < lo
                 return lo
             code = code << left
     return np.int64(min(max(code, lo), hi))
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _shift_right(x, shift, mode, word):  # type: ignore[no-untyped-def]
     """``x / 2**shift`` for shift > 0, rounded by `mode`; `word` is the stochastic word (0 otherwise)."""
     value = np.int64(x)
@@ -186,7 +187,7 @@ def _shift_right(x, shift, mode, word):  # type: ignore[no-untyped-def]
 # Compiled loops over arrays (1-D, contiguous)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _half_even_block(x, scale, lo, hi, codes):  # type: ignore[no-untyped-def]
     """The hot path: half even, saturating, limits below 2**50. Returns (saturations, non-finite values)."""
     saturations = 0
@@ -206,7 +207,7 @@ def _half_even_block(x, scale, lo, hi, codes):  # type: ignore[no-untyped-def]
     return saturations, broken
 
 
-@numba.njit(cache=True, parallel=True)
+@numba.njit(cache=True, nogil=True, parallel=True)
 def _half_even_blocks(x, scale, lo, hi, codes):  # type: ignore[no-untyped-def]
     saturations = 0
     broken = 0
@@ -219,7 +220,7 @@ def _half_even_blocks(x, scale, lo, hi, codes):  # type: ignore[no-untyped-def]
     return saturations, broken
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _wrap(code, bits, signed):  # type: ignore[no-untyped-def]
     """Low `bits` (1 to 63) of a 64-bit word, sign extended if `signed`."""
     spare = np.int64(64 - bits)
@@ -229,7 +230,7 @@ def _wrap(code, bits, signed):  # type: ignore[no-untyped-def]
     return np.int64(top >> np.uint64(spare))
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _quantise_loop(x, scale, mode, overflow, bits, signed, lo, hi, words, codes):  # type: ignore[no-untyped-def]
     """Every mode at every width up to 63 bits.
 
@@ -280,7 +281,7 @@ def _quantise_loop(x, scale, mode, overflow, bits, signed, lo, hi, words, codes)
     return saturations, -1
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _shift_loop(x, shift, mode, overflow, bits, signed, lo, hi, words, codes):  # type: ignore[no-untyped-def]
     """Integer counterpart of `_quantise_loop`: shift right (or left if negative), then the overflow rule."""
     saturations = 0
@@ -403,10 +404,10 @@ def _flat_words(words: npt.ArrayLike | None, shape: tuple[int, ...]) -> npt.NDAr
         if outside.any():
             raise ValueError(f"words must be integers in [0, 2**32), got {given[outside].flat[0]}")
     try:
-        spread = np.broadcast_to(given.astype(np.uint32), shape)
+        spread = np.broadcast_to(given.astype(np.uint32, copy=False), shape)
     except ValueError:
         raise ValueError(f"words must broadcast to the shape {shape}, got shape {given.shape}") from None
-    return np.ascontiguousarray(spread).reshape(-1)
+    return np.array(spread).reshape(-1)
 
 
 def _integers(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -712,6 +713,20 @@ def shift_round(
     return out.reshape(source.shape)
 
 
+@numba.njit(cache=True, nogil=True)
+def smallest_exponent(top, bits, e_min, e_max):  # type: ignore[no-untyped-def]
+    """:func:`exponent` of one finite magnitude, for compiled loops."""
+    if top == 0.0:
+        return e_min
+    mantissa, power = math.frexp(top)
+    # top = mantissa * 2**power, mantissa in [1/2, 1). At e = power the code mantissa * 2**(bits-1) fits unless it
+    # rounds to 2**(bits-1): from half below that on, the tie being even. At power - 1 none fits. From bits = 54 on
+    # no mantissa lies that close to 1, and the subtraction gives 1 as it should.
+    if mantissa >= 1.0 - 2.0 ** -min(bits, 60):
+        power += 1
+    return min(max(power, e_min), e_max)
+
+
 def exponent(maximum: npt.ArrayLike, bits: int, e_min: int, e_max: int) -> npt.NDArray[np.int64]:
     """The shared exponent of a set of values, from its largest magnitude.
 
@@ -744,9 +759,5 @@ def exponent(maximum: npt.ArrayLike, bits: int, e_min: int, e_max: int) -> npt.N
     allowed = np.isfinite(values) & (values >= 0)
     if not allowed.all():
         raise ValueError(f"maximum must be finite and not negative, got {values[~allowed].flat[0]}")
-    mantissa, power = np.frexp(values)
-    # maximum = mantissa * 2**power, mantissa in [1/2, 1). At e = power the code mantissa * 2**(bits-1) fits
-    # unless it rounds to 2**(bits-1): from half below that on, the tie being even. At power - 1 none fits.
-    # From bits = 54 on no mantissa lies that close to 1, and the subtraction gives 1 as it should.
-    smallest = power.astype(np.int64) + (mantissa >= 1.0 - 2.0 ** -min(bits, 60))
-    return np.asarray(np.where(values == 0, e_min, np.clip(smallest, e_min, e_max)), dtype=np.int64)
+    exponents = [smallest_exponent(top, bits, e_min, e_max) for top in values.ravel()]
+    return np.array(exponents, dtype=np.int64).reshape(values.shape)

@@ -44,12 +44,12 @@ class Purpose(IntEnum):
     LFSR = 3
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _rotate(x, places):  # type: ignore[no-untyped-def]
     return np.uint32((x << np.uint32(places)) | (x >> np.uint32(32 - places)))
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def threefry2x32(k0: int, k1: int, c0: int, c1: int) -> tuple[np.uint32, np.uint32]:
     """Threefry-2x32-20: the two words of key (k0, k1) and counter (c0, c1), of each the low 32 bits.
 
@@ -76,7 +76,7 @@ def threefry2x32(k0: int, k1: int, c0: int, c1: int) -> tuple[np.uint32, np.uint
     return np.uint32(x0 + ks2), np.uint32(x1 + ks0 + np.uint32(5))
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _even_rounds(x0, x1):  # type: ignore[no-untyped-def]
     x0 = np.uint32(x0 + x1)
     x1 = _rotate(x1, 13) ^ x0
@@ -89,7 +89,7 @@ def _even_rounds(x0, x1):  # type: ignore[no-untyped-def]
     return x0, x1
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _odd_rounds(x0, x1):  # type: ignore[no-untyped-def]
     x0 = np.uint32(x0 + x1)
     x1 = _rotate(x1, 17) ^ x0
@@ -102,7 +102,7 @@ def _odd_rounds(x0, x1):  # type: ignore[no-untyped-def]
     return x0, x1
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def lfsr_step(state: int) -> np.uint32:
     """One step of the right-shifting Galois LFSR.
 
@@ -115,7 +115,7 @@ def lfsr_step(state: int) -> np.uint32:
     return np.uint32((s >> np.uint32(1)) ^ (np.uint32(LFSR_MASK) * (s & np.uint32(1))))
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _apply(table, state):  # type: ignore[no-untyped-def]
     """A GF(2) matrix times a state; row b of the (4, 256) table holds the products of byte b's values."""
     mask = np.uint32(255)
@@ -127,7 +127,7 @@ def _apply(table, state):  # type: ignore[no-untyped-def]
     )
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _make_tables():  # type: ignore[no-untyped-def]
     tables = np.zeros((32, 4, 256), dtype=np.uint32)
     for k in range(32):
@@ -151,7 +151,7 @@ def _tables() -> npt.NDArray[np.uint32]:
     return made
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _jump(tables, state, steps):  # type: ignore[no-untyped-def]
     k = 0
     while steps > 0:
@@ -181,7 +181,7 @@ def lfsr_jump(state: int, steps: int) -> int:
 # Rows of words: one row a draw
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _threefry_rows(seed, sequence, position, high, drop, out):  # type: ignore[no-untyped-def]
     """Row r of `out`: words of key (seed, sequence[r]) and counters (position[r], high[r] | pair)."""
     rows, count = out.shape
@@ -205,7 +205,7 @@ def _threefry_rows(seed, sequence, position, high, drop, out):  # type: ignore[n
             out[r, count - 1] = x0 >> drop
 
 
-@numba.njit(cache=True, parallel=True)
+@numba.njit(cache=True, nogil=True, parallel=True)
 def _threefry_blocks(seed, sequence, position, high, drop, out):  # type: ignore[no-untyped-def]
     rows, count = out.shape
     size = max(1, _BLOCK // count)
@@ -214,7 +214,7 @@ def _threefry_blocks(seed, sequence, position, high, drop, out):  # type: ignore
         _threefry_rows(seed, sequence[a:b], position[a:b], high[a:b], drop, out[a:b])
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _lfsr_rows(tables, seed, sequence, position, purpose, seed_high, drop, out):  # type: ignore[no-untyped-def]
     """Row r of `out`: the words of the LFSR that Threefry seeds at counter (purpose, seed_high[r])."""
     rows, count = out.shape
@@ -229,7 +229,7 @@ def _lfsr_rows(tables, seed, sequence, position, purpose, seed_high, drop, out):
             out[r, j] = state >> drop
 
 
-@numba.njit(cache=True, parallel=True)
+@numba.njit(cache=True, nogil=True, parallel=True)
 def _lfsr_blocks(tables, seed, sequence, position, purpose, seed_high, drop, out):  # type: ignore[no-untyped-def]
     rows, count = out.shape
     size = max(1, _BLOCK // count)
@@ -312,14 +312,12 @@ def words(
         _field("stream", stream, STREAM_BITS),
     )
     try:
-        fields = np.broadcast_arrays(*given)
+        shape = np.broadcast_shapes(*(field.shape for field in given))
     except ValueError:
         shapes = ", ".join(str(field.shape) for field in given)
-        raise ValueError(
-            f"sequence, position and stream must broadcast together, got shapes {shapes}"
-        ) from None
-    shape = fields[0].shape
-    rows_sequence, rows_position, rows_stream = (np.ascontiguousarray(field).reshape(-1) for field in fields)
+        raise ValueError(f"sequence, position and stream must broadcast together, got shapes {shapes}") from None
+    # Copies, so that the compiled loops see one type of array, whatever was given.
+    rows_sequence, rows_position, rows_stream = (np.array(np.broadcast_to(x, shape)).reshape(-1) for x in given)
     out = np.empty((rows_sequence.size, int(count)), dtype=np.uint32)
     high = rows_stream << np.uint32(16)
     drop = np.uint32(32 - bits)

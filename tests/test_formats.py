@@ -70,12 +70,9 @@ def exact_code(value: Fraction, fmt: Format, rounding: str, overflow: str, word:
     return (code - 2**fmt.bits if code > hi else code), False
 
 
-def check_codes(
-    result: formats.Quantised, values: list[Fraction], fmt: Format, rounding, overflow, words
-) -> None:
+def check_codes(result: formats.Quantised, values: list[Fraction], fmt: Format, rounding, overflow, words) -> None:
     expected = [
-        exact_code(v, fmt, rounding, overflow, w)
-        for v, w in zip(values, words or [0] * len(values), strict=True)
+        exact_code(v, fmt, rounding, overflow, w) for v, w in zip(values, words or [0] * len(values), strict=True)
     ]
     assert result.codes.tolist() == [code for code, _ in expected]
     assert result.saturations == sum(changed for _, changed in expected)
@@ -96,9 +93,7 @@ def modes(draw: st.DrawFn, fmt: Format) -> tuple[str, str]:
     return draw(st.sampled_from(ROUNDINGS)), overflow
 
 
-def run_or_error(
-    run: Callable[[], formats.Quantised], values, fmt, rounding, overflow, words, name: str
-) -> None:
+def run_or_error(run: Callable[[], formats.Quantised], values, fmt, rounding, overflow, words, name: str) -> None:
     try:
         for value, word in zip(values, words or [0] * len(values), strict=True):
             exact_code(value, fmt, rounding, overflow, word)
@@ -135,9 +130,7 @@ def test_ties(rounding, codes, bits):
 @settings(max_examples=400)
 @given(data=st.data())
 def test_quantise_equals_fractions(data):
-    fmt = data.draw(
-        fmts(fracs=st.integers(-40, 90) | st.sampled_from([-1100, -1023, -1022, 1023, 1024, 1100]))
-    )
+    fmt = data.draw(fmts(fracs=st.integers(-40, 90) | st.sampled_from([-1100, -1023, -1022, 1023, 1024, 1100])))
     rounding, overflow = data.draw(modes(fmt))
     # Near its ties, near the ends of its range, and anywhere.
     unit = Fraction(2) ** -min(max(fmt.frac, -800), 800)
@@ -163,9 +156,7 @@ def test_float32_is_upcast(x, frac, rounding):
     check_codes(result, [Fraction(v) for v in x], fmt, rounding, "saturate", None)
 
 
-@pytest.mark.parametrize(
-    "value", [0.49999999999999994, -0.5000000000000001, 4503599627370497.5, -5e-324, 5e-324]
-)
+@pytest.mark.parametrize("value", [0.49999999999999994, -0.5000000000000001, 4503599627370497.5, -5e-324, 5e-324])
 @pytest.mark.parametrize("rounding", ["floor", "half_up", "half_even", "toward_zero"])
 @pytest.mark.parametrize("bits", [16, 60, 80])
 def test_where_adding_a_half_in_floating_point_goes_wrong(value, rounding, bits):
@@ -174,9 +165,7 @@ def test_where_adding_a_half_in_floating_point_goes_wrong(value, rounding, bits)
 
 
 @pytest.mark.parametrize("frac", [0, 10])
-@pytest.mark.parametrize(
-    "fmt", [Format(8, 0), Format(52, 0), Format(63, 0), Format(63, 0, signed=False)], ids=str
-)
+@pytest.mark.parametrize("fmt", [Format(8, 0), Format(52, 0), Format(63, 0), Format(63, 0, signed=False)], ids=str)
 def test_values_at_the_end_of_the_machine_word(fmt, frac):
     fmt = dataclasses.replace(fmt, frac=frac)
     ends = [
@@ -203,9 +192,7 @@ def test_a_vanishing_product_keeps_its_sign(frac):
     assert quantise(x, Format(8, frac), rounding="stochastic", words=1).codes.tolist() == [0] * 5
 
 
-@pytest.mark.parametrize(
-    "dtype", [np.float16, np.float32, np.float64, ">f4", ">f8", np.int8, np.uint64, object]
-)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f4", ">f8", np.int8, np.uint64, object])
 def test_input_types_and_layouts(dtype):
     values = np.arange(24).reshape(2, 3, 4)
     array = values.astype(dtype)
@@ -215,9 +202,7 @@ def test_input_types_and_layouts(dtype):
         assert quantise(view, fmt).codes.shape == view.shape
     assert quantise(array, fmt).codes.dtype == np.int64
     assert np.array_equal(quantise(array, fmt).codes, np.minimum(expected, 15))
-    assert np.array_equal(
-        quantise(array.transpose(2, 0, 1), fmt).codes, np.minimum(expected, 15).transpose(2, 0, 1)
-    )
+    assert np.array_equal(quantise(array.transpose(2, 0, 1), fmt).codes, np.minimum(expected, 15).transpose(2, 0, 1))
     assert np.array_equal(quantise(array[:, ::-1, ::2], fmt).codes, np.minimum(expected, 15)[:, ::-1, ::2])
 
 
@@ -272,11 +257,7 @@ def test_requantise_equals_fractions(data):
     codes = data.draw(
         st.lists(near | INT64 | st.sampled_from(EDGES), min_size=1, max_size=8) | st.lists(wide, min_size=1)
     )
-    words = (
-        data.draw(st.lists(WORDS, min_size=len(codes), max_size=len(codes)))
-        if rounding == "stochastic"
-        else None
-    )
+    words = data.draw(st.lists(WORDS, min_size=len(codes), max_size=len(codes))) if rounding == "stochastic" else None
     array = np.array(codes, dtype=object if max(map(abs, codes)) >= 2**63 else np.int64)
     run_or_error(
         lambda: requantise(array, frac, fmt, rounding=rounding, overflow=overflow, words=words),
@@ -380,9 +361,7 @@ def signed(pattern: int, bits: int) -> int:
     return pattern - (1 << bits) if pattern >> (bits - 1) else pattern
 
 
-def apytypes_codes(
-    codes: list[int], bits: int, frac: int, fmt: Format, rounding: str, overflow: str
-) -> list[int]:
+def apytypes_codes(codes: list[int], bits: int, frac: int, fmt: Format, rounding: str, overflow: str) -> list[int]:
     # One bit more than the codes need: apytypes 0.5.1 wraps when it adds half to the largest 64-bit code.
     fixed = apytypes.APyFixedArray(codes, int_bits=bits + 1 - frac, frac_bits=frac)
     cast = fixed.cast(
@@ -418,9 +397,7 @@ def test_requantise_equals_apytypes(widths, rounding, overflow, generator):
 
 @pytest.mark.parametrize("overflow", WRAPS)
 @pytest.mark.parametrize("rounding", MODES)
-@pytest.mark.parametrize(
-    "fmt", [Format(8, 6), Format(16, 5), Format(50, 40), Format(62, 50), Format(80, 60)], ids=str
-)
+@pytest.mark.parametrize("fmt", [Format(8, 6), Format(16, 5), Format(50, 40), Format(62, 50), Format(80, 60)], ids=str)
 def test_quantise_equals_apytypes(fmt, rounding, overflow, generator):
     # Multiples of 2**-100 below 2**40: exact both as float64 and as 141-bit fixed point.
     x = np.round(generator.standard_normal(300) * 2.0**24) * 2.0 ** generator.integers(-60, 10, 300)
@@ -441,17 +418,13 @@ def test_the_mean_over_all_words_is_the_value(shift, negative):
     x = np.arange(3 * 2**shift) * (-1 if negative else 1)
     fmt = Format(16, 0)
     by_integer = shift_round(x[:, None] + 0 * words.astype(np.int64), shift, "stochastic", words)
-    by_float = quantise(
-        (x / 2.0**shift)[:, None] + 0.0 * words, fmt, rounding="stochastic", words=words
-    ).codes
+    by_float = quantise((x / 2.0**shift)[:, None] + 0.0 * words, fmt, rounding="stochastic", words=words).codes
     by_wide = requantise(
         x[:, None] + 0 * words.astype(np.int64), shift, Format(80, 0), rounding="stochastic", words=words
     )
     for codes in (by_integer, by_float, by_wide.codes):
         assert codes.sum(axis=1).tolist() == x.tolist()
-        assert (codes.max(axis=1) - codes.min(axis=1)).tolist() == [
-            int(v % 2**shift != 0) for v in x.tolist()
-        ]
+        assert (codes.max(axis=1) - codes.min(axis=1)).tolist() == [int(v % 2**shift != 0) for v in x.tolist()]
 
 
 @given(x=INT64, shift=st.integers(1, 32))
@@ -471,9 +444,7 @@ def check_exponent(exponent_fn: Callable, values: list[float], bits: int, e_min:
     def fits(value: float, e: int) -> bool:
         return round(Fraction(value) * Fraction(2) ** (bits - 1 - e)) <= 2 ** (bits - 1) - 1
 
-    for value, e in zip(
-        values, np.asarray(exponent_fn(np.array(values), bits, e_min, e_max)).tolist(), strict=True
-    ):
+    for value, e in zip(values, np.asarray(exponent_fn(np.array(values), bits, e_min, e_max)).tolist(), strict=True):
         if value == 0:
             assert e == e_min
             continue
@@ -654,9 +625,7 @@ def mutant_shift(mistake: str) -> Callable[[list[int], int, str, int], list[int]
             rounding = "toward_zero"
         elif mistake == "half_up away from zero" and rounding == "half_up":
             return [
-                -shift_one(-x, shift, rounding, word)
-                if -(2**63) < x < 0
-                else shift_one(x, shift, rounding, word)
+                -shift_one(-x, shift, rounding, word) if -(2**63) < x < 0 else shift_one(x, shift, rounding, word)
                 for x in values
             ]
         elif mistake == "overflowing half" and rounding == "half_up" and 0 < shift < 64:

@@ -146,9 +146,10 @@ def test_scalars_give_one_row_and_extremes_are_allowed(kind):
     assert drawn.shape == (2**17,)
     last = word(kind, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2, 2**14 - 1, 2**17, 2**17 - 1, 32)
     assert drawn[-1] == last
-    assert words(
-        kind, seed=0, sequence=np.zeros(0, dtype=int), position=0, purpose=0, stream=0, count=3
-    ).shape == (0, 3)
+    assert words(kind, seed=0, sequence=np.zeros(0, dtype=int), position=0, purpose=0, stream=0, count=3).shape == (
+        0,
+        3,
+    )
 
 
 # No word twice

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from santa_hw.datapath import parallel
 from santa_hw.design import Design
+from santa_hw.formats import smallest_exponent
 
 LOG2E = math.log2(math.e)
 
@@ -171,17 +172,6 @@ def _checked_total(name: str, saturated: NDArray[np.int64]) -> int:
     return int(saturated.sum())
 
 
-@njit(cache=True)
-def _smallest_exponent(top: float, bits: int, e_min: int, e_max: int) -> int:
-    """Smallest e in range with round(top * 2**(bits - 1 - e)) <= 2**(bits - 1) - 1; top >= 0."""
-    if top == 0.0:
-        return e_min
-    mantissa, e = math.frexp(top)
-    if np.rint(math.ldexp(mantissa, bits - 1)) > (1 << (bits - 1)) - 1:
-        e += 1
-    return min(max(e, e_min), e_max)
-
-
 @njit(nogil=True, cache=True)
 def _query_rows(q, factor, folds, bits, e_min, e_max, codes, exponents):  # type: ignore[no-untyped-def]
     """Codes and exponents of one head's queries (T, d); returns the clipped codes, or -1 for NaN or infinity."""
@@ -202,7 +192,7 @@ def _query_rows(q, factor, folds, bits, e_min, e_max, codes, exponents):  # type
                 top = max(top, abs(part[i]))
             if total != 0.0:  # a NaN or infinity makes the difference NaN
                 return -1
-            e = _smallest_exponent(top, bits, e_min, e_max)
+            e = smallest_exponent(top, bits, e_min, e_max)
             exponents[t, block] = e
             unit = math.ldexp(1.0, bits - 1 - e)
             for i in range(width):

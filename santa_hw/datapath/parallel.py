@@ -22,6 +22,9 @@ def _controller() -> ThreadpoolController:
 def run(tasks: Sequence[Callable[[], None]]) -> None:
     """Run all tasks on ``numba.get_num_threads()`` threads; the first exception is raised after all have ended."""
     workers = min(numba.get_num_threads(), len(tasks))
+    if len(tasks) == 1:
+        tasks[0]()
+        return
     with _controller().limit(limits=1, user_api="blas"):
         if workers <= 1:
             for task in tasks:
