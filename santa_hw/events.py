@@ -69,19 +69,25 @@ class Tally:
         return sum(self.saturations.values())
 
     @property
+    def live_steps(self) -> int:
+        """Head steps that saw a key; means are over these, so that padding does not dilute them."""
+        return self.head_steps - self.empty_steps
+
+    @property
     def mean_unique_rows(self) -> float:
         """Distinct value rows a head step reads, averaged."""
-        return self.unique_rows / max(1, self.head_steps)
+        return self.unique_rows / max(1, self.live_steps)
 
     @property
     def mean_group_rows(self) -> float:
         """Distinct value rows a group step reads (the union over its heads), averaged."""
-        return self.group_rows / max(1, self.group_steps)
+        # The heads of a group see the same keys, so they are empty together.
+        return self.group_rows * self.head_steps / max(1, self.group_steps * self.live_steps)
 
     @property
     def mean_lost_mass(self) -> float:
         """Share of the mass lost to the weight width, averaged over head steps."""
-        return self.lost_mass / max(1, self.head_steps)
+        return self.lost_mass / max(1, self.live_steps)
 
     @property
     def features_read(self) -> float:

@@ -1,0 +1,167 @@
+"""Hooks that compute attention: the fixed-point datapath, and the float64 reference methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from santa_hw.datapath import Draw, attend
+from santa_hw.design import Design, DesignLike, Schedule
+from santa_hw.events import Tally, total
+from santa_hw.models.attention import Call
+from santa_hw.models.calibration import Calibration
+from santa_hw.models.loading import LoadedModel
+from santa_hw.reference import METHODS
+from santa_hw.rng import STREAM_BITS
+
+
+class FixedPoint:
+    """Attention hook: the bit-accurate datapath. Made by :func:`fixed_point`.
+
+    It counts what its calls did, a layer at a time; a prefill call of T queries counts as T decode steps.
+    """
+
+    def __init__(self, loaded: LoadedModel, design: DesignLike, calibration: Calibration, *, seed: int = 0) -> None:
+        calibration.require(loaded.identity)
+        if loaded.layers * loaded.heads > 1 << STREAM_BITS:
+            raise ValueError(
+                f"model has {loaded.layers} layers of {loaded.heads} heads: "
+                f"{1 << STREAM_BITS} random streams are allowed (numeric contract 3.9)"
+            )
+        if isinstance(design, Schedule) and len(design) != loaded.layers:
+            raise ValueError(f"schedule has {len(design)} layers: the model's {loaded.layers} are allowed")
+        self.seed = seed
+        self._designs = [_fit(design.layer(layer), loaded, layer) for layer in range(loaded.layers)]
+        self._exponents = calibration.exponents(design)
+        self.reset()
+
+    def __call__(self, call: Call) -> torch.Tensor:
+        draw = Draw(self.seed, call.layer, _array(call.sequence), _array(call.position))
+        result = attend(
+            self._designs[call.layer],
+            _array(call.q),
+            _array(call.k),
+            _array(call.v),
+            exponents=self._exponents[call.layer],
+            draw=draw,
+            scale=call.scale,
+            lengths=_array(call.lengths),
+            mask=None if call.mask is None else _array(call.mask),
+        )
+        self._tallies[call.layer] += result.tally
+        return torch.from_numpy(result.output)
+
+    @property
+    def tally(self) -> Tally:
+        """Of all calls since the last reset, all layers."""
+        return total(self._tallies)
+
+    @property
+    def layer_tallies(self) -> tuple[Tally, ...]:
+        """The same, by layer."""
+        return tuple(self._tallies)
+
+    def reset(self) -> None:
+        """Count from zero again."""
+        self._tallies = [Tally() for _ in self._designs]
+
+
+def fixed_point(loaded: LoadedModel, design: DesignLike, calibration: Calibration, *, seed: int = 0) -> FixedPoint:
+    """A hook that runs a model's attention through the fixed-point datapath.
+
+    Parameters
+    ----------
+    loaded : LoadedModel
+    design : Design or Schedule
+        The head dimension is the model's, whatever the design says.
+    calibration : Calibration
+        Of this very model, from :func:`~santa_hw.models.calibrate`.
+    seed : int
+        Of the random words; with it, a token's output depends on its sequence's number and its position
+        alone.
+
+    Raises
+    ------
+    ValueError
+        If the calibration is another model's, or the design cannot serve the model.
+    """
+    return FixedPoint(loaded, design, calibration, seed=seed)
+
+
+def _fit(design: Design, loaded: LoadedModel, layer: int) -> Design:
+    try:
+        return design.replace(head_dim=loaded.head_dim)
+    except ValueError as error:
+        raise ValueError(f"layer {layer} with the model's head_dim = {loaded.head_dim}: {error}") from error
+
+
+class FloatMethod:
+    """Attention hook: a float64 reference method. Made by :func:`float_method`."""
+
+    def __init__(self, name: str, samples: int, seed: int = 0) -> None:
+        if name not in METHODS:
+            raise ValueError(f"method {name!r}: {', '.join(METHODS)} are allowed")
+        self.name = name
+        self.samples = samples
+        self.seed = seed
+        self._method = METHODS[name]
+        self.reset()
+
+    def __call__(self, call: Call) -> torch.Tensor:
+        visible = call.visible().cpu()
+        output, counts = self._method(
+            *(x.to("cpu", torch.float64) for x in (call.q, call.k, call.v)),
+            scale=call.scale,
+            mask=visible[:, None],
+            samples=self.samples,
+            generator=self._generator,
+        )
+        read = visible[:, None].expand(*output.shape[:3], -1) if counts is None else counts > 0
+        self._tally += _row_tally(visible, read, call.k.shape[1])
+        return output
+
+    @property
+    def tally(self) -> Tally:
+        """Steps, visible keys and rows read since the last reset; a float method counts nothing else."""
+        return self._tally
+
+    def reset(self) -> None:
+        """Count from zero again, and draw the same random numbers again."""
+        self._tally = Tally()
+        self._generator = torch.Generator().manual_seed(self.seed)
+
+
+def float_method(name: str, samples: int, seed: int = 0) -> FloatMethod:
+    """A hook that runs a model's attention through a method of :data:`santa_hw.reference.METHODS`.
+
+    Its random numbers come from one generator in the order of the calls, not from the contract's counters:
+    equal calls in equal order give equal outputs.
+    """
+    return FloatMethod(name, samples, seed)
+
+
+def _row_tally(visible: torch.Tensor, read: torch.Tensor, kv_heads: int) -> Tally:
+    """What `visible` (B, T, N) and `read` (B, H, T, N) say about rows."""
+    batch, heads, rows, keys = read.shape
+    group = read.reshape(batch, kv_heads, heads // kv_heads, rows, keys).any(dim=2)
+    return Tally(
+        head_steps=batch * heads * rows,
+        group_steps=batch * kv_heads * rows,
+        empty_steps=heads * int((~visible.any(-1)).sum()),
+        visible_keys=heads * int(visible.sum()),
+        group_keys=kv_heads * int(visible.sum()),
+        unique_rows=int(read.sum()),
+        group_rows=int(group.sum()),
+    )
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    """The tensor's memory as an array where numpy can read it there; half precision is widened, exactly."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype in (torch.bfloat16, torch.float16):
+        tensor = tensor.float()
+    array: NDArray[Any] = np.asarray(tensor)
+    return array
