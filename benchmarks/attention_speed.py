@@ -70,7 +70,9 @@ def long_step() -> None:
     best = best_times({"step": lambda: attend(design, q, k, v, exponents=exponents, draw=draw)}, rounds=5)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print("one decode step, 32 heads, 8 KV heads, d = 128, 32768 keys (the float K and V alone are 256 MiB)")
-    print(f"  {best['step'] * 1e3:.0f} ms; peak memory of the process {peak / 1024:.0f} MiB, {before / 1024:.0f} before")
+    print(
+        f"  {best['step'] * 1e3:.0f} ms; peak memory of the process {peak / 1024:.0f} MiB, {before / 1024:.0f} before"
+    )
 
 
 if __name__ == "__main__":

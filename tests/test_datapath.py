@@ -20,6 +20,7 @@ from santa_hw.datapath import (
     step,
     ternary_counts,
     ternary_vectors,
+    weights_of,
 )
 from santa_hw.design import Design
 from santa_hw.rng import Purpose, words
@@ -473,6 +474,24 @@ def test_lost_mass_against_exact_arithmetic(bits, rounding):
     wide = oracle.weights(design.replace(weight_rounding="floor"), s, [True] * 50, bits=32)
     lost = sum(max(0, b - (a << (32 - bits))) for a, b in zip(w, wide, strict=True)) / sum(wide)
     assert result.tally.mean_lost_mass == pytest.approx(lost, rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("fields", [dict(), dict(weight_bits=6), dict(weight_rounding="half_up", score_frac=0)])
+def test_weights_of_a_row_equal_the_oracle(fields):
+    design = Design(max_keys=64, **fields)
+    rng = np.random.default_rng(14)
+    s, visible = rng.integers(-600, 600, 50), rng.random(50) < 0.8
+    for mask in (None, visible, np.zeros(50, dtype=bool)):
+        row = weights_of(design, s, mask)
+        assert row.weights.tolist() == oracle.weights(
+            design, s.tolist(), [True] * 50 if mask is None else mask.tolist()
+        )
+        assert row.mass == row.weights.sum() and 0 <= row.lost_mass < 1
+    assert weights_of(design, []).mass == 0
+    with pytest.raises(ValueError, match="scores reach"):
+        weights_of(design, [1 << 15])
+    with pytest.raises(ValueError, match="max_keys = 64"):
+        weights_of(design, np.zeros(65, dtype=int))
 
 
 BAD = [

@@ -8,6 +8,7 @@ from santa_hw.datapath.counts import offset
 from santa_hw.datapath.operands import Codes, Exponents, encode
 from santa_hw.datapath.scores import ternary_counts, ternary_vectors
 from santa_hw.datapath.step import INTERMEDIATES, Draw, Result, attend, decode
+from santa_hw.datapath.weights import Weights, weights_of
 
 __all__ = [
     "INTERMEDIATES",
@@ -15,10 +16,12 @@ __all__ = [
     "Draw",
     "Exponents",
     "Result",
+    "Weights",
     "attend",
     "decode",
     "encode",
     "offset",
     "ternary_counts",
     "ternary_vectors",
+    "weights_of",
 ]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
+
+from santa_hw.design import Design, exp2_table
 
 REFERENCE_BITS = 32
 """Weight width against which lost mass is measured."""
@@ -78,3 +83,46 @@ def row_lost_mass(scores, weights, top, reference, frac, bits, mask, masked):  #
         total += wide
         lost += max(np.int64(0), wide - (np.int64(weights[n]) << up))
     return lost / total if total > 0 else 0.0
+
+
+class Weights(NamedTuple):
+    """Weights int64 (N,), their sum Z, and the share of the mass lost to the weight width."""
+
+    weights: NDArray[np.int64]
+    mass: int
+    lost_mass: float
+
+
+def weights_of(design: Design, scores: NDArray[Any], mask: NDArray[np.bool_] | None = None) -> Weights:
+    """The weight stage alone, for one row.
+
+    Parameters
+    ----------
+    design : Design
+    scores : array_like
+        Integers (N,), score codes.
+    mask : numpy.ndarray, optional
+        bool (N,), True where visible.
+
+    Raises
+    ------
+    ValueError
+        If a score is outside the design's score format, or there are more than ``max_keys``.
+    """
+    row = np.asarray(scores, dtype=np.int64)
+    low, high = design.score_limits
+    if row.ndim != 1 or row.size > design.max_keys:
+        raise ValueError(f"scores has shape {row.shape}: (N,) with N up to max_keys = {design.max_keys} is allowed")
+    if row.size and (row.min() < low or row.max() > high):
+        raise ValueError(f"scores reach {row.min()} to {row.max()}: {low} to {high} is allowed")
+    masked = mask is not None
+    visible_mask = np.asarray(mask, dtype=np.bool_) if masked else np.zeros(0, dtype=np.bool_)
+    visible, top = row_maximum(row, visible_mask, masked)
+    weights = np.zeros(row.shape, dtype=np.int64)
+    if visible == 0:
+        return Weights(weights, 0, 0.0)
+    half_up = design.weight_rounding == "half_up"
+    mass = row_weights(row, top, design.table, design.score_frac, design.W, half_up, visible_mask, masked, weights)
+    reference = exp2_table(design.score_frac, REFERENCE_BITS, design.exp)
+    lost = row_lost_mass(row, weights, top, reference, design.score_frac, design.W, visible_mask, masked)
+    return Weights(weights, int(mass), float(lost))
