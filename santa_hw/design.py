@@ -150,7 +150,7 @@ class Design:
                 raise ValueError(f"{name} = {value}: allowed is {low} to {high}")
             object.__setattr__(self, name, int(value))
         if self.weight_bits is None:
-            object.__setattr__(self, "weight_bits", min(32, max(16, (self.max_keys - 1).bit_length() + 4)))
+            object.__setattr__(self, "weight_bits", default_weight_bits(self.max_keys))
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -308,10 +308,12 @@ class Design:
         return self
 
     def replace(self, **changes: Any) -> Design:
-        """A copy with some fields changed, validated again."""
+        """A copy with some fields changed, validated again; a default weight width follows `max_keys`."""
         unknown = sorted(set(changes) - set(FIELDS))
         if unknown:
             raise ValueError(f"design field {unknown[0]!r} is unknown: allowed are {', '.join(FIELDS)}")
+        if "max_keys" in changes and self.weight_bits == default_weight_bits(self.max_keys):
+            changes = {"weight_bits": None} | changes
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -321,7 +323,7 @@ class Design:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Design:
         """The inverse of :meth:`to_dict`; missing fields take their defaults, unknown ones are a ValueError."""
-        return cls().replace(**({"weight_bits": None} | dict(fields)))
+        return cls().replace(**fields)
 
     def to_toml(self) -> str:
         """The design as a TOML document, a field a line; fields that are None are left out."""
@@ -459,6 +461,11 @@ FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Desig
 
 _OPTIONAL = {"ternary_block", "weight_bits", "out_bits", "out_frac", "guard_bits"}
 _NOT_REGISTERS = {"score_memory_bits", "table_bits"}
+
+
+def default_weight_bits(max_keys: int) -> int:
+    """Weight width that keeps a row of `max_keys` keys beside one heavy key: ceil(log2(max_keys)) + 4, 16 to 32."""
+    return min(32, max(16, (max_keys - 1).bit_length() + 4))
 
 
 def field_type(name: str) -> type:

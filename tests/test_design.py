@@ -60,7 +60,8 @@ def test_derived_widths_hold_the_extremes_and_no_more(q, k, v, w, sigma, d, keys
 def test_defaults():
     design = Design()
     assert (design.W, design.sigma, design.score_bits, design.score_frac) == (16, 6, 16, 5)
-    assert Design(max_keys=131072).W == 21, "log2(max_keys) + 4"
+    assert Design(max_keys=131072).W == Design().replace(max_keys=131072).W == 21, "log2(max_keys) + 4"
+    assert Design().replace(max_keys=131072, weight_bits=16).W == Design(weight_bits=16, max_keys=131072).W == 16
     assert design.layer(29) is design
     assert str(design) == "santa 64 q8 k8c v8c s16.5 W16"
 
