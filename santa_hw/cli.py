@@ -1,0 +1,499 @@
+"""The command `santa-hw`: parse, call, print. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from santa_hw import __version__
+from santa_hw.cli_energy import energy
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from santa_hw.design import DesignLike
+    from santa_hw.models import LoadedModel
+
+app = typer.Typer(
+    name="santa-hw",
+    help="Accuracy of a causal language model under bit-accurate, multiplier-free, sampled attention.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
+CALIBRATION_TOKENS = 4096
+
+CHOICES = {"task": ("perplexity", "needle", "fwe"), "phases": ("decode", "prefill", "both")}
+# Which task knows which option; given with another task, it is an error.
+TASK_OPTIONS = {
+    "windows": ("perplexity",),
+    "window": ("perplexity",),
+    "text": ("perplexity", "needle"),
+    "context": ("needle", "fwe"),
+    "trials": ("needle", "fwe"),
+    "phases": ("needle", "fwe"),
+    "needles": ("needle",),
+}
+
+FIELD_HELP = {
+    "max_keys": "most keys a decode step may see",
+    "q_bits": "bits of a query code",
+    "k_bits": "bits of a key code",
+    "v_bits": "bits of a value code",
+    "k_exponents": "per_channel or per_head",
+    "v_exponents": "per_channel or per_head",
+    "e_min": "least exponent",
+    "e_max": "greatest exponent",
+    "score_bits": "bits of a score",
+    "score_frac": "fraction bits F of a score",
+    "scores": "dense (multiplies) or ternary (additions only)",
+    "ternary_samples": "ternary query vectors B, a power of two",
+    "ternary_draw": "stratified or iid",
+    "ternary_offset": "shared by a group of heads, or independent",
+    "ternary_block": "features that share an exponent, or none for all",
+    "weight_bits": "bits W of a weight, or none for what max_keys asks for",
+    "exp": "table or mitchell",
+    "weight_rounding": "floor or half_up",
+    "sampler": "systematic, stratified or iid",
+    "rng": "threefry or lfsr",
+    "rng_bits": "bits R of a random word",
+    "gather": "repeated or shift_add",
+    "out_bits": "bits of the output, or none for all",
+    "out_frac": "fraction bits of the output, with out-bits",
+    "guard_bits": "guard bits of top-k and dense, or none for log2 of the budget",
+}
+OWN_HELP = {
+    "method": "santa, top-k or dense",
+    "samples": "budget S of santa, or k of top-k",
+    "head_dim": "head dimension",
+}
+_DESIGN = "Design fields (comma lists make a grid)"
+
+
+def with_fields(fields: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each design field; their values are in the context's `params`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        options = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[str | None, typer.Option(help=text, rich_help_panel=_DESIGN, metavar="VALUE")],
+            )
+            for name, text in fields.items()
+        ]
+        command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in [*own, *options]}
+        return command
+
+    return decorate
+
+
+@contextmanager
+def reporting() -> Iterator[None]:
+    """Turn exceptions into one line on stderr and an exit code; their notes follow, a line each."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        _stop(INTERRUPTED, "stopped", error)
+    except (ValueError, OSError) as error:
+        _stop(BAD_INPUT, f"error: {' '.join(str(error).split())}", error)
+    except Exception as error:
+        traceback.print_exc()
+        _stop(FAILURE, f"failure: {type(error).__name__}: {' '.join(str(error).split())}", error)
+
+
+def _stop(code: int, line: str, error: BaseException) -> None:
+    notes = getattr(error, "__notes__", [])
+    typer.echo("; ".join([line, *notes]), err=True)
+    raise typer.Exit(code) from None
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    """Accuracy of a causal language model under bit-accurate, multiplier-free, sampled attention."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+@with_fields(FIELD_HELP)
+def accuracy(
+    ctx: typer.Context,
+    *,
+    model: Annotated[str, typer.Option(help="Built-in model, hub id, folder or .gguf file.")] = "smollm2-135m-instruct",
+    task: Annotated[str, typer.Option(help="What to score.", metavar="perplexity|needle|fwe")] = "perplexity",
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="santa, top-k, dense (fixed point); float-dense, -top-k, -santa, -strat, -sys, -prop, "
+            "-flash (reference). Default: santa,top-k,dense."
+        ),
+    ] = None,
+    samples: Annotated[str | None, typer.Option(help="Budgets S, or k of top-k. Default: 16,64,256.")] = None,
+    bits: Annotated[str | None, typer.Option(help="q, k and v bits together.")] = None,
+    design: Annotated[
+        Path | None, typer.Option(help="TOML file of a design, or of a schedule; other options change it.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 4,
+    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    text: Annotated[
+        str, typer.Option(help="Text to predict, or to hide needles in: a file or a built-in one.")
+    ] = "shakespeare-eval",
+    windows: Annotated[int, typer.Option(help="Windows of the text (perplexity).")] = 2,
+    window: Annotated[int, typer.Option(help="Tokens of a window (perplexity).")] = 1024,
+    context: Annotated[int, typer.Option(help="Tokens of prompt and reply (needle, fwe).")] = 1024,
+    needles: Annotated[int, typer.Option(help="Numbers hidden in a prompt (needle).")] = 1,
+    trials: Annotated[int, typer.Option(help="Prompts (needle, fwe).")] = 12,
+    phases: Annotated[
+        str,
+        typer.Option(
+            help="Replace attention in decode steps only, or in the prompt too (needle, fwe).",
+            metavar="decode|prefill|both",
+        ),
+    ] = "decode",
+    calibration: Annotated[Path | None, typer.Option(help="File from santa-hw calibrate.")] = None,
+    calibration_text: Annotated[
+        str, typer.Option(help="Text to calibrate on, where no file is given.")
+    ] = "shakespeare-calibration",
+    device: Annotated[str, typer.Option(help="Device of the model.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Number type of the model.")] = "float32",
+    json_file: Annotated[
+        Path, typer.Option("--json", help="Rows go here; rows that are there are not run again.")
+    ] = Path("santa-hw-accuracy.json"),
+    plot: Annotated[Path | None, typer.Option(help="Plot file: .png, .svg or .pdf.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Stop after so many new rows.", min=1)] = None,
+    **fields: str | None,
+) -> None:
+    """
+    Accuracy of a model at design points, beside top-k and dense attention.
+
+    Comma lists (--q-bits 4,6,8) make a grid. Rows are written as they come; a run that was killed resumes.
+    """
+    with reporting():
+        from santa_hw import sweep
+
+        _check_given(ctx)
+        if seeds < 1:
+            raise ValueError(f"seeds = {seeds}: 1 or more is allowed")
+        if not 0 <= seed <= (1 << 32) - seeds:
+            raise ValueError(f"seed = {seed}: 0 to {(1 << 32) - seeds} is allowed")
+        methods = _names(method) or (None if design else list(sweep.METHODS))
+        budgeted = methods is not None and not set(methods) <= {"dense", "float-dense"}
+        points = sweep.grid(
+            *_base_and_axes(fields, bits, design),
+            methods=methods,
+            samples=_numbers("samples", samples) or ([16, 64, 256] if budgeted and not design else None),
+            seeds=range(seed, seed + seeds),
+        )
+        needs_calibration = any(point.design is not None for point in points)
+        if calibration is not None and not needs_calibration:
+            raise ValueError(f"--calibration has no effect with method {method}: leave it out")
+        size = window if task == "perplexity" else context
+        sweep.check_keys(points, size)
+        _check_plot(plot, json_file)
+        rows = sweep.Rows(json_file)
+        with _keeping(json_file):
+            _say(f"Loading {model}")
+            loaded = _load(model, device, dtype)
+            work, setting = sweep.open_task(
+                loaded,
+                task,
+                text=text,
+                windows=windows,
+                window=window,
+                context=context,
+                needles=needles,
+                trials=trials,
+                phases=phases,
+            )
+            fixed = None
+            if needs_calibration:
+                count = max(1, CALIBRATION_TOKENS // size)
+                fixed = sweep.open_calibration(
+                    loaded, file=calibration, text=calibration_text, windows=count, window=size
+                )
+            with _progress(work.preparations + work.units * len(points)) as (bar, advance):
+
+                def show(row: dict[str, Any], fresh: bool) -> None:
+                    if fresh:
+                        bar.console.print(_line(row), markup=False, highlight=False)
+                    else:
+                        advance(work.units)
+
+                found = sweep.run(
+                    loaded,
+                    work,
+                    setting,
+                    points,
+                    rows,
+                    calibration=fixed,
+                    on_row=show,
+                    tick=advance,
+                    limit=limit,
+                )
+            _show(found, plot)
+        _say(f"{len(found)} of {len(points)} rows in {json_file}")
+
+
+@app.command()
+def report(
+    file: Annotated[Path, typer.Argument(help="File that santa-hw accuracy wrote.")],
+    plot: Annotated[Path | None, typer.Option(help="Plot file: .png, .svg or .pdf.")] = None,
+    x: Annotated[str | None, typer.Option("--x", help="samples, bits or a design field. Default: what varies.")] = None,
+) -> None:
+    """Table and plot of a file's rows."""
+    with reporting():
+        from santa_hw import sweep
+
+        _check_plot(plot, file)
+        _show(sweep.read_rows(file), plot, x)
+
+
+@app.command()
+@with_fields(OWN_HELP | FIELD_HELP)
+def design(
+    file: Annotated[Path | None, typer.Option(help="TOML file of a design or a schedule; options change it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_toml: Annotated[bool, typer.Option("--toml", help="Print TOML, for --file and --design.")] = False,
+    **fields: str | None,
+) -> None:
+    """A design point with all its derived widths."""
+    with reporting():
+        from santa_hw.design import Design, Schedule, load_design
+
+        changes = {name: _value(name, text) for name, text in fields.items() if text is not None}
+        chosen = (load_design(file) if file else Design()).replace(**changes)
+        layers = chosen.designs if isinstance(chosen, Schedule) else (chosen,)
+        if as_json and as_toml:
+            raise ValueError("--json and --toml: one of them is allowed")
+        if as_json:
+            described = [{"design": layer.to_dict(), "derived": layer.derived()} for layer in layers]
+            typer.echo(json.dumps({"layers": described} if isinstance(chosen, Schedule) else described[0], indent=2))
+        elif as_toml:
+            typer.echo(chosen.to_toml(), nl=False)
+        else:
+            from rich.console import Console
+
+            from santa_hw.report import design_table
+
+            for layer in dict.fromkeys(layers):
+                Console().print(design_table(layer.to_dict(), layer.derived(), str(layer)))
+            if isinstance(chosen, Schedule):
+                typer.echo(str(chosen))
+
+
+@app.command()
+def calibrate(
+    model: Annotated[str, typer.Option(help="Built-in model, hub id, folder or .gguf file.")] = "smollm2-135m-instruct",
+    text: Annotated[str, typer.Option(help="Text; not the one that is evaluated.")] = "shakespeare-calibration",
+    windows: Annotated[int, typer.Option(help="Windows of the text.")] = 4,
+    window: Annotated[int, typer.Option(help="Tokens of a window.")] = 1024,
+    out: Annotated[Path, typer.Option(help="File for --calibration.")] = Path("calibration.npz"),
+    device: Annotated[str, typer.Option(help="Device of the model.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Number type of the model.")] = "float32",
+) -> None:
+    """Fix the K and V exponents of a model on a text of their own."""
+    with reporting():
+        from santa_hw import sweep
+
+        _check_folder(out)
+        _say(f"Loading {model}")
+        found = sweep.open_calibration(_load(model, device, dtype), text=text, windows=windows, window=window)
+        found.save(out)
+        typer.echo(f"{out}: {found.tokens} tokens, model {found.identity}")
+
+
+@app.command()
+def fetch(
+    force: Annotated[bool, typer.Option("--force", help="Fetch again what is there.")] = False,
+) -> None:
+    """Get the default model and texts, for use without a network."""
+    with reporting():
+        from santa_hw import models
+
+        typer.echo(models.fetch(force=force))
+
+
+app.command()(energy)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+# Options ------------------------------------------------------------------------------------------
+
+
+def _check_given(ctx: typer.Context) -> None:
+    """Refuse a task or phases that there are not, and options that the task or another option makes idle."""
+    task = ctx.params["task"]
+    for name, allowed in CHOICES.items():
+        if ctx.params[name] not in allowed:
+            raise ValueError(f"--{name} {ctx.params[name]!r}: allowed are {', '.join(allowed)}")
+    given = {name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE"}  # type: ignore[union-attr]
+    for name, tasks in TASK_OPTIONS.items():
+        if name in given and task not in tasks:
+            raise ValueError(f"--{name} has no effect with --task {task}: leave it out, or choose {', '.join(tasks)}")
+    if {"calibration", "calibration_text"} <= given:
+        raise ValueError("--calibration and --calibration-text: one of them is allowed")
+
+
+def _base_and_axes(
+    fields: Mapping[str, str | None], bits: str | None, file: Path | None
+) -> tuple[DesignLike, list[list[dict[str, Any]]]]:
+    """The design that a file or the defaults give, and the changes that comma lists make to it."""
+    from santa_hw.design import Design, load_design
+
+    axes = [[{name: _value(name, part)} for part in _names(text)] for name, text in fields.items() if text is not None]
+    if bits is not None:
+        operands = ("q_bits", "k_bits", "v_bits")
+        clash = [name for name in operands if fields.get(name) is not None]
+        if clash:
+            raise ValueError(f"--bits and {_flag(clash[0])}: one of them is allowed")
+        axes.append([dict.fromkeys(operands, number) for number in _numbers("bits", bits)])
+    return (load_design(file) if file else Design()), axes
+
+
+def _names(text: str | None) -> list[str]:
+    """The parts of a comma list, each once."""
+    return [] if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _numbers(name: str, text: str | None) -> list[int]:
+    return [_number(name, part) for part in _names(text)]
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{_flag(name)} {text!r}: a whole number is allowed") from None
+
+
+def _value(name: str, text: str) -> Any:
+    """A design field's value: text as it is, or a whole number, or none."""
+    from santa_hw.design import field_type
+
+    if field_type(name) is str:
+        return text
+    return None if text == "none" else _number(name, text)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _check_plot(plot: Path | None, rows: Path) -> None:
+    if plot is None:
+        return
+    from santa_hw.report import check_suffix
+
+    check_suffix(plot)
+    _check_folder(plot)
+    if plot.resolve() == rows.resolve():
+        raise ValueError(f"--plot {plot} is the file of the rows: another name is allowed")
+
+
+def _check_folder(path: Path) -> None:
+    if not path.expanduser().absolute().parent.is_dir():
+        raise ValueError(f"{path}: there is no folder {path.parent}")
+
+
+# Running and showing ------------------------------------------------------------------------------
+
+
+def _load(model: str, device: str, dtype: str) -> LoadedModel:
+    import torch
+    import transformers
+
+    from santa_hw import models
+
+    transformers.logging.set_verbosity_error()
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device!r}: {str(error).splitlines()[0]}") from error
+    return models.load(model, device=device, dtype=dtype)
+
+
+@contextmanager
+def _keeping(file: Path) -> Iterator[None]:
+    """Whatever ends the run says where its results are."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"results so far kept in {file}")
+        raise
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[tuple[Progress, Callable[..., None]]]:
+    """A bar on stderr and the function that moves it."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("Windows or trials"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True, soft_wrap=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        job = bar.add_task("", total=total)
+        yield bar, lambda steps=1: bar.advance(job, steps)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    """A row in one line, as it comes."""
+    scores = [("KL", "kl_to_dense"), ("perplexity", "perplexity"), ("accuracy", "accuracy")]
+    parts = [f"{title} {row[name]:.4g}" for title, name in scores if row[name] is not None]
+    changed = row["design"] or {}
+    bits = [f"{name[0]}{changed[name]}" for name in ("q_bits", "k_bits", "v_bits") if name in changed]
+    name = " ".join(str(part) for part in (row["method"], row["samples"], *bits) if part is not None)
+    return f"{name}, seed {row['seed']}: {', '.join(parts)} ({row['seconds']:.1f} s)"
+
+
+def _show(rows: list[dict[str, Any]], plot: Path | None, x: str | None = None) -> None:
+    from rich.console import Console
+
+    from santa_hw import report as reports
+
+    console = Console()
+    if not console.is_terminal:
+        # A file or a pipe has no width to keep to.
+        console = Console(width=160)
+    console.print(reports.table(rows))
+    if plot is not None:
+        reports.plot(rows, plot, x=x)
+        _say(f"plot in {plot}")
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

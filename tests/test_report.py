@@ -1,0 +1,199 @@
+"""Tables and plots of rows, as a run or a file gives them."""
+
+import io
+import math
+import re
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from santa_hw import report
+from santa_hw.design import Design
+from santa_hw.evaluate.statistics import bootstrap
+from santa_hw.report import label, plot, summarise, table, varying
+from santa_hw.sweep import Setting, grid
+
+MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
+
+
+def rows_of(points, kl=lambda point: 0.5 / (point.samples or 100), **setting):
+    """Rows as a perplexity run writes them, the divergence made up."""
+    shared = vars(Setting(**{"task": "perplexity", "model": "m", "model_identity": "m-1", "dtype": "float32",
+                             "phases": "both", "windows": 2, "window": 64} | setting))  # fmt: skip
+    rows = []
+    for point in points:
+        pieces = [{"nll": 2.0 + w, "kl": kl(point) * (1 + w + point.seed), "agreement": 0.9} for w in range(2)]
+        rows.append(
+            {
+                "method": point.method, "samples": point.samples, "seed": point.seed,
+                "design": point.design and point.design.to_dict(), **shared, "calibration_sha256": None,
+                "perplexity": math.exp(2.5), "kl_to_dense": kl(point) * (1.5 + point.seed), "top1_agreement": 0.9,
+                "accuracy": None, "unique_rows": 10.0 + point.seed, "saturations": 3, "lost_mass": 1e-4,
+                "seconds": 1.5, "per_window": pieces, "per_trial": None,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def trials_of(points, scores):
+    rows = rows_of(points, task="needle", windows=None, window=None, context=512, trials=len(scores), needles=1)
+    for row in rows:
+        row |= dict.fromkeys(("perplexity", "kl_to_dense", "top1_agreement", "per_window"))
+        row |= {"accuracy": sum(scores) / len(scores), "per_trial": [{"score": score} for score in scores]}
+    return rows
+
+
+DEFAULT = grid(Design(), [], methods=["santa", "top-k", "dense"], samples=[16, 64, 256], seeds=range(3))
+BITS = [{"q_bits": b, "k_bits": b, "v_bits": b} for b in (3, 4, 6)]
+
+
+def text_of(rows):
+    stream = io.StringIO()
+    Console(file=stream, width=160).print(table(rows))
+    return stream.getvalue()
+
+
+def test_seeds_come_together_and_nothing_else_does():
+    groups = summarise(rows_of(DEFAULT))
+    assert [(g.method, g.samples, g.seeds) for g in groups] == [
+        *(("santa", s, 3) for s in (16, 64, 256)), *(("top-k", k, 1) for k in (16, 64, 256)), ("dense", None, 1)
+    ]  # fmt: skip
+    floats = summarise(rows_of(grid(Design(), [], methods=["float-sys"], samples=[4, 12], seeds=range(2))))
+    assert [(g.samples, g.seeds) for g in floats] == [(4, 2), (12, 2)]
+    other = rows_of(DEFAULT[:3], windows=7)
+    assert len(summarise([*rows_of(DEFAULT), *other])) == 8
+
+
+def test_means_and_intervals_are_over_windows_and_seeds():
+    group = summarise(rows_of(DEFAULT))[0]
+    pieces = [0.5 / 16 * (1 + w + seed) for seed in range(3) for w in range(2)]
+    assert group.kl_to_dense == bootstrap(pieces)
+    assert group.perplexity == pytest.approx(np.exp(bootstrap([2.0, 3.0] * 3)))
+    assert group.unique_rows == pytest.approx(11.0)
+    assert group.accuracy is None
+
+
+def test_trials_give_an_accuracy_with_its_interval():
+    group = summarise(trials_of(DEFAULT[:2], [1.0, 0.0, 1.0, 1.0]))[0]
+    assert group.accuracy == bootstrap([1.0, 0.0, 1.0, 1.0] * 2)
+    assert group.accuracy.mean == 0.75
+    assert group.kl_to_dense is None
+
+
+def test_rows_without_their_pieces_use_their_columns():
+    rows = [row | {"per_window": None} for row in rows_of(DEFAULT[:3])]
+    assert summarise(rows)[0].kl_to_dense == bootstrap([row["kl_to_dense"] for row in rows])
+
+
+def test_rows_that_are_something_else_are_skipped():
+    assert summarise([{"something": "else"}, *rows_of(DEFAULT[:1])])[0].method == "santa"
+    assert summarise([]) == []
+
+
+def test_what_tells_designs_apart():
+    assert varying(summarise(rows_of(DEFAULT))) == []
+    points = grid(Design(), [BITS, [{"score_frac": 3}, {"score_frac": 5}]], methods=["dense"])
+    names = varying(summarise(rows_of(points)))
+    assert names == ["bits", "score_frac"]
+    assert label(summarise(rows_of(points))[0], names) == "dense, bits 3, score frac 3"
+    apart = grid(Design(), [[{"q_bits": 4}, {"q_bits": 8}]], methods=["dense", "float-sys"], samples=[4])
+    assert varying(summarise(rows_of(apart))) == ["q_bits"]
+    assert varying(summarise([*rows_of(apart[:1]), *rows_of(apart[:1], windows=9)])) == ["windows"]
+
+
+def test_the_table_shows_what_was_measured():
+    text = text_of(rows_of(grid(Design(), [BITS], methods=["santa", "dense"], samples=[16], seeds=range(2))))
+    for word in ("Method", "S or k", "bits", "KL to dense", "Perplexity", "Top-1", "Unique rows", "Saturations"):
+        assert word in text
+    assert "Accuracy" not in text
+    assert "2 seeds" in text
+    # The mean of 0.5 / 16 * (1, 2, 2, 3), and its interval below it.
+    assert re.search(r"santa\s+│\s+16 │\s+3 │.*0\.0625 ", text)
+    assert "0.03906 to 0.08594" in text
+    assert "Accuracy" in text_of(trials_of(DEFAULT[:1], [1.0, 0.5]))
+
+
+def test_an_empty_table():
+    assert "Method" in text_of([])
+
+
+@pytest.mark.parametrize("suffix", report.SUFFIXES)
+def test_a_plot_is_the_kind_of_file_its_name_says(tmp_path, suffix):
+    path = tmp_path / f"plot{suffix}"
+    plot(rows_of(DEFAULT), path)
+    assert path.read_bytes().startswith(MAGIC[suffix])
+    assert path.stat().st_size > 5000
+
+
+def drawn(monkeypatch, rows, **options):
+    """The axes of a plot, instead of its file."""
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: figures.append(self))
+    plot(rows, "x.png", **options)
+    return figures[0].axes[0]
+
+
+def curves(axes):
+    """Label -> (x, y) of the lines with error bars, and label -> y of the horizontal ones."""
+    bars = {c.get_label(): tuple(map(list, c.lines[0].get_data())) for c in axes.containers}
+    flat = {line.get_label(): line.get_ydata()[0] for line in axes.lines if not line.get_label().startswith("_")}
+    return bars, flat
+
+
+def test_divergence_against_samples_on_log_axes(monkeypatch):
+    axes = drawn(monkeypatch, rows_of(DEFAULT))
+    bars, flat = curves(axes)
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert "samples" in axes.get_xlabel()
+    assert bars["top-k"] == ([16, 64, 256], pytest.approx([0.75 / k for k in (16, 64, 256)]))
+    assert bars["santa"] == ([16, 64, 256], pytest.approx([1.25 / s for s in (16, 64, 256)]))
+    assert flat == {"dense": pytest.approx(0.0075)}
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["16", "64", "256"]
+
+
+def test_divergence_against_bits_a_line_for_each_budget(monkeypatch):
+    points = grid(Design(), [BITS], methods=["santa", "dense"], samples=[16])
+    axes = drawn(monkeypatch, rows_of(points, kl=lambda p: 1 / p.design.q_bits))
+    bars, flat = curves(axes)
+    assert set(bars) == {"santa", "dense"}
+    assert bars["dense"][0] == [3, 4, 6]
+    assert flat == {}
+    assert axes.get_xlabel() == "q, k and v bits"
+    two = rows_of(grid(Design(), [BITS], methods=["santa"], samples=[16, 64]))
+    assert set(curves(drawn(monkeypatch, two))[0]) == {f"santa, bits {b}" for b in (3, 4, 6)}
+    assert set(curves(drawn(monkeypatch, two, x="bits"))[0]) == {"santa, samples 16", "santa, samples 64"}
+
+
+def test_error_bars_span_the_interval(monkeypatch):
+    axes = drawn(monkeypatch, rows_of(DEFAULT[:3]))
+    estimate = summarise(rows_of(DEFAULT[:3]))[0].kl_to_dense
+    (segment,) = axes.containers[0].lines[2][0].get_segments()
+    assert segment[:, 1] == pytest.approx([estimate.low, estimate.high])
+
+
+def test_accuracy_where_there_is_no_divergence(monkeypatch):
+    axes = drawn(monkeypatch, trials_of(DEFAULT, [0.0, 0.0]))
+    assert axes.get_ylabel() == "accuracy"
+    assert axes.get_yscale() == "linear"
+    assert curves(axes)[0]["santa"][1] == [0.0, 0.0, 0.0]
+
+
+def test_the_float_model_itself_is_not_on_the_log_axis(monkeypatch):
+    floats = grid(Design(), [], methods=["float-dense"])
+    rows = [*rows_of(DEFAULT), *rows_of(floats, kl=lambda _: 0.0)]
+    assert "float-dense" not in curves(drawn(monkeypatch, rows))[1]
+    with pytest.raises(ValueError, match="nothing to plot"):
+        plot(rows_of(floats, kl=lambda _: 0.0), "x.png")
+
+
+def test_plots_that_cannot_be(tmp_path):
+    with pytest.raises(ValueError, match=r"x\.jpg.*\.png, \.svg, \.pdf"):
+        plot(rows_of(DEFAULT), tmp_path / "x.jpg")
+    with pytest.raises(ValueError, match="nothing to plot"):
+        plot([], tmp_path / "x.png")
+    with pytest.raises(ValueError, match="x = 'banana'"):
+        plot(rows_of(DEFAULT), tmp_path / "x.png", x="banana")
+    assert list(tmp_path.iterdir()) == []
