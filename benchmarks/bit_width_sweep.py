@@ -21,7 +21,7 @@ from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURE = ROOT / "docs" / "images" / "bit-widths.svg"
-COMMON = "--windows 1 --seeds 1 --method santa,dense --samples 64".split()
+COMMON = ["--windows", "1", "--seeds", "1", "--method", "santa,dense", "--samples", "64"]
 BITS, FRACTIONS, WIDTHS = "3,4,5,6,7,8", "2,3,4,5,6,7,8", "6,8,10,12,14,16,18,20"
 
 Row = dict[str, Any]
