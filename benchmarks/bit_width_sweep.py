@@ -2,7 +2,7 @@
 
     python benchmarks/bit_width_sweep.py
 
-It calls `santa-hw accuracy` once a panel (SmolLM2, one 1024-token window, S = 64, one seed), keeps the rows in
+It calls `santa-hw accuracy` once a panel (SmolLM2, one 512-token window, S = 64, one seed), keeps the rows in
 build/sweep-*.json, where a second call finds them, and draws docs/images/bit-widths.svg.
 """
 
@@ -21,7 +21,7 @@ from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURE = ROOT / "docs" / "images" / "bit-widths.svg"
-COMMON = ["--windows", "1", "--seeds", "1", "--method", "santa,dense", "--samples", "64"]
+COMMON = ["--windows", "1", "--window", "512", "--seeds", "1", "--method", "santa,dense", "--samples", "64"]
 BITS, FRACTIONS, WIDTHS = "3,4,5,6,7,8", "2,3,4,5,6,7,8", "6,8,10,12,14,16,18,20"
 
 Row = dict[str, Any]
@@ -81,7 +81,7 @@ def main() -> None:
         axis.set(yscale="log", ylabel="KL to dense (nats a token)")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
-    figure.suptitle("SmolLM2-135M, 1024 tokens, S = 64 (solid: sampled; dashed: dense fixed point)", fontsize=10)
+    figure.suptitle("SmolLM2-135M, 512 tokens, S = 64 (solid: sampled; dashed: dense fixed point)", fontsize=10)
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(FIGURE, metadata={"Date": None})
     print(f"wrote {FIGURE}")

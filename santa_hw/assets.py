@@ -44,6 +44,4 @@ def path(name: str) -> Path:
     # Beside an installed package lie other people's packages, and one may well be called gpu.
     if (checkout / "pyproject.toml").is_file() and (checkout / name).is_dir():
         return checkout / name
-    raise FileNotFoundError(
-        f"data folder {name!r} is neither in {_PACKAGE} nor beside it: reinstall santa-hw"
-    )
+    raise FileNotFoundError(f"data folder {name!r} is neither in {_PACKAGE} nor beside it: reinstall santa-hw")

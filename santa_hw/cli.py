@@ -77,7 +77,7 @@ OWN_HELP = {
     "samples": "budget S of santa, or k of top-k",
     "head_dim": "head dimension",
 }
-_DESIGN = "Design fields (comma lists make a grid)"
+_DESIGN = "Design fields"
 
 
 def with_fields(fields: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -104,13 +104,15 @@ def with_fields(fields: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
 
 @contextmanager
 def reporting() -> Iterator[None]:
-    """Turn exceptions into one line on stderr and an exit code; their notes follow, a line each."""
+    """Turn exceptions into one line on stderr, their notes at its end, and an exit code."""
     try:
         yield
     except KeyboardInterrupt as error:
         _stop(INTERRUPTED, "stopped", error)
     except (ValueError, OSError) as error:
         _stop(BAD_INPUT, f"error: {' '.join(str(error).split())}", error)
+    except ImportError as error:
+        _stop(FAILURE, f"error: {error}: pip install 'santa-hw[model]'", error)
     except Exception as error:
         traceback.print_exc()
         _stop(FAILURE, f"failure: {type(error).__name__}: {' '.join(str(error).split())}", error)
@@ -213,16 +215,9 @@ def accuracy(
             _say(f"Loading {model}")
             loaded = _load(model, device, dtype)
             work, setting = sweep.open_task(
-                loaded,
-                task,
-                text=text,
-                windows=windows,
-                window=window,
-                context=context,
-                needles=needles,
-                trials=trials,
-                phases=phases,
-            )
+                loaded, task, text=text, windows=windows, window=window, context=context, needles=needles,
+                trials=trials, phases=phases,
+            )  # fmt: skip
             fixed = None
             if needs_calibration:
                 count = max(1, CALIBRATION_TOKENS // size)
@@ -238,15 +233,7 @@ def accuracy(
                         advance(work.units)
 
                 found = sweep.run(
-                    loaded,
-                    work,
-                    setting,
-                    points,
-                    rows,
-                    calibration=fixed,
-                    on_row=show,
-                    tick=advance,
-                    limit=limit,
+                    loaded, work, setting, points, rows, calibration=fixed, on_row=show, tick=advance, limit=limit
                 )
             _show(found, plot)
         _say(f"{len(found)} of {len(points)} rows in {json_file}")

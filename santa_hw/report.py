@@ -169,6 +169,7 @@ def label(group: Group, names: Sequence[str]) -> str:
 
 def table(rows: Iterable[Row]) -> Table:
     """A rich table, one line a design point; the ends of the interval stand below each mean."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     groups = summarise(rows)
@@ -182,14 +183,19 @@ def table(rows: Iterable[Row]) -> Table:
     counts = {
         "Unique rows": "unique_rows",
         "Lost mass": "lost_mass",
-        "Saturations": "saturations",
-        "Seconds": "seconds",
+        "Saturated codes": "saturations",
+        "s": "seconds",
     }
     shown_scores = {title: name for title, name in scores.items() if any(getattr(group, name) for group in groups)}
-    result = Table(title=_title(groups), caption=LEVEL, title_justify="left", caption_justify="left")
+    # Without outer rules the default columns fit a terminal of 80 characters, and nothing is ever cut off.
+    result = Table(title=_title(groups), caption=LEVEL, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    result.title_justify = result.caption_justify = "left"
     result.add_column("Method", no_wrap=True)
-    for title in ("S or k", *(name.replace("_", " ") for name in names), *shown_scores, *counts):
-        result.add_column(title, justify="right")
+    for title in ("S,k", *(name.replace("_", " ") for name in names), *shown_scores, *counts):
+        words = title.split(" ", 1)
+        result.add_column(
+            "\n".join(words), justify="right", overflow="fold", min_width=max(map(len, words)), vertical="top"
+        )
     for group in groups:
         result.add_row(
             group.method,
@@ -214,15 +220,19 @@ def _cell(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+        if abs(value) >= 1000:
+            return f"{value:,.0f}"
+        return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.2g}"
     return str(value)
 
 
 def _interval(estimate: Estimate | None) -> str:
     if estimate is None:
         return "–"
-    mean, low, high = (None if value is None else f"{value:.4g}" for value in estimate)
-    return f"{mean}" if low is None or low == high else f"{mean}\n[dim]{low} to {high}[/dim]"
+    mean, low, high = (
+        value if value is None else f"{value:.4g}" if abs(value) >= 0.1 else f"{value:.3g}" for value in estimate
+    )
+    return f"{mean}" if low is None or low == high else f"{mean}\n[dim]{low} to\n{high}[/dim]"
 
 
 # Plot ---------------------------------------------------------------------------------------------

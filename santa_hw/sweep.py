@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -449,12 +449,13 @@ def measure(task: Task, point: Point, hook: AttentionHook | None, tick: Tick = l
     start = time.perf_counter()
     scores = task.evaluate(hook, tick)
     seconds = time.perf_counter() - start
-    row: Row = dict.fromkeys([*SCORES, *COUNTS]) | {"seconds": seconds} | dict.fromkeys(DETAILS) | scores
+    row: Row = dict.fromkeys([*SCORES, *COUNTS, "tally"]) | {"seconds": seconds} | dict.fromkeys(DETAILS) | scores
     tally = getattr(hook, "tally", None)
     if tally is not None and tally.head_steps:
         row["unique_rows"] = tally.mean_unique_rows
         if point.design is not None:
             row |= {"saturations": tally.total_saturations, "lost_mass": tally.mean_lost_mass}
+            row["tally"] = asdict(tally)
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
     }

@@ -51,8 +51,8 @@ def ternary_counts(design, q, words) -> list[int]:
     return counts
 
 
-def score(design, factors, k, exponents) -> tuple[int, bool]:
-    """(score code, saturated) of one key."""
+def score(design, factors, k, exponents) -> tuple[int, int]:
+    """(score code, how many clips: of the score, and of block sums) of one key."""
     width = len(factors) // len(exponents)
     guard = (len(exponents) - 1).bit_length()
     frac = (
@@ -60,14 +60,16 @@ def score(design, factors, k, exponents) -> tuple[int, bool]:
         + design.k_bits
         - 1
     )
-    total = 0
+    total = clips = 0
     for block, e in enumerate(exponents):
         part = slice(block * width, (block + 1) * width)
         dot = sum(a * b for a, b in zip(factors[part], k[part], strict=True))
         shifted = half_up(scaled(dot, frac - design.score_frac - guard - e))
-        total += clamp(shifted, design.score_bits + guard) if len(exponents) > 1 else shifted
+        clipped = clamp(shifted, design.score_bits + guard) if len(exponents) > 1 else shifted
+        clips += clipped != shifted
+        total += clipped
     result = half_up(scaled(total, guard)) if len(exponents) > 1 else total
-    return clamp(result, design.score_bits), clamp(result, design.score_bits) != result
+    return clamp(result, design.score_bits), clips + (clamp(result, design.score_bits) != result)
 
 
 def weights(design, scores, visible, bits=None) -> list[int]:
@@ -117,7 +119,7 @@ def head_step(design, q, exponents, k, v, v_exponents, visible, offset_words, te
     scored = [score(design, factors, row, exponents) for row in k]
     s = [x for x, _ in scored]
     w = weights(design, s, visible)
-    step = {"scores": s, "weights": w, "factors": factors, "saturated_score": sum(flag for _, flag in scored)}
+    step = {"scores": s, "weights": w, "factors": factors, "saturated_score": sum(clips for _, clips in scored)}
     if design.method == "top-k":
         order = sorted((n for n in range(len(s)) if visible[n]), key=lambda n: (-s[n], n))[: design.samples]
         w = [w[n] if n in order else 0 for n in range(len(w))]

@@ -121,7 +121,7 @@ def test_rows_table_and_plot(accuracy, tmp_path):
         assert row["design"]["method"] == row["method"]
         assert (row["task"], row["windows"], row["window"]) == ("perplexity", 2, 48)
     assert (tmp_path / "plot.svg").read_bytes().startswith(b"<?xml")
-    assert "KL to dense" in result.stdout
+    assert "Perplexity" in result.stdout
     assert "14 of 14 rows" in result.stderr
     # Coarser operands diverge more, seeds differ.
     dense = {row["design"]["q_bits"]: row["kl_to_dense"] for row in rows if row["method"] == "dense"}
@@ -307,6 +307,9 @@ def test_mid_run_errors_say_where_the_results_are(accuracy, tmp_path, monkeypatc
     assert stopped.exit_code == 130
     assert "Traceback" not in stopped.stderr
     refused(stop_at(ValueError("q holds NaN or infinity: finite values are allowed")), "q holds NaN")
+    missing = stop_at(ModuleNotFoundError("No module named 'torch'"))
+    assert missing.exit_code == 1
+    assert "No module named 'torch': pip install 'santa-hw[model]'" in missing.stderr
     failed = stop_at(RuntimeError("planted"))
     assert failed.exit_code == 1
     assert "failure: RuntimeError: planted" in failed.stderr

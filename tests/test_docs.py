@@ -136,6 +136,6 @@ def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_contract_lists_every_field_with_its_default() -> None:
     text = (CHECKOUT / "docs/reference/numeric-contract.md").read_text(encoding="utf-8")
-    table = text.partition("## Fields of a design point")[2]
+    table = text.partition("Fields of a design point")[2]
     rows = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", table, re.MULTILINE))
     assert rows == {field.name: str(field.default) for field in dataclasses.fields(Design)}

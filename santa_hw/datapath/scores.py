@@ -40,7 +40,14 @@ def shifts(design: Design, exponents: NDArray[Any]) -> NDArray[np.int32]:
     return (total - exponents).astype(np.int32)
 
 
-def score_tile(design: Design, factors: NDArray[Any], keys: NDArray[Any], shift: NDArray[np.int32]) -> NDArray[Any]:
+def score_tile(
+    design: Design,
+    factors: NDArray[Any],
+    keys: NDArray[Any],
+    shift: NDArray[np.int32],
+    lengths: NDArray[np.int64],
+    saturated: NDArray[np.int64],
+) -> NDArray[Any]:
     """Dot products of a tile, before the shift; with block exponents the sum of the shifted blocks, with guard bits.
 
     Parameters
@@ -51,6 +58,10 @@ def score_tile(design: Design, factors: NDArray[Any], keys: NDArray[Any], shift:
         (n, d) key codes.
     shift : numpy.ndarray
         int32 (rows, blocks), see :func:`shifts`.
+    lengths : numpy.ndarray
+        int64 (rows,): the keys that a row sees.
+    saturated : numpy.ndarray
+        int64 (rows,): the block sums that were clipped are added here, for the keys that a row sees.
 
     Returns
     -------
@@ -58,15 +69,9 @@ def score_tile(design: Design, factors: NDArray[Any], keys: NDArray[Any], shift:
         (rows, n), of the dtype that :func:`tile_dtypes` names.
     """
     product_dtype, _ = tile_dtypes(design)
-    if product_dtype is np.int64:
-        return _block_sums(design, factors.astype(np.int64), keys.astype(np.int64), shift)
-    return factors.astype(product_dtype) @ keys.astype(product_dtype).T
-
-
-def _block_sums(
-    design: Design, factors: NDArray[np.int64], keys: NDArray[np.int64], shift: NDArray[np.int32]
-) -> NDArray[np.int64]:
-    """Integer dot products; with block exponents each block's sum is shifted and saturated before it is added."""
+    if product_dtype is not np.int64:
+        return factors.astype(product_dtype) @ keys.astype(product_dtype).T
+    factors, keys = factors.astype(np.int64), keys.astype(np.int64)
     if design.blocks == 1:
         return _dot(factors, keys)
     width = design.head_dim // design.blocks
@@ -74,7 +79,8 @@ def _block_sums(
     total = np.zeros((factors.shape[0], keys.shape[0]), dtype=np.int64)
     for block in range(design.blocks):
         part = slice(block * width, (block + 1) * width)
-        _add_shifted(total, _dot(factors[:, part], keys[:, part]), shift[:, block].copy(), -limit, limit - 1)
+        sums = _dot(factors[:, part], keys[:, part])
+        _add_shifted(total, sums, shift[:, block].copy(), -limit, limit - 1, lengths, saturated)
     return total
 
 
@@ -87,10 +93,13 @@ def _dot(factors: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.int6
 
 
 @njit(nogil=True, cache=True)
-def _add_shifted(total, part, shift, low, high):  # type: ignore[no-untyped-def]
+def _add_shifted(total, sums, shift, low, high, lengths, saturated):  # type: ignore[no-untyped-def]
     for row in range(total.shape[0]):
-        for n in range(total.shape[1]):
-            total[row, n] += shift_saturate(part[row, n], shift[row], low, high)
+        for n in range(lengths[row]):
+            x = shift_saturate(sums[row, n], shift[row], low, high)
+            if x in (low, high):
+                saturated[row] += shift_saturate(sums[row, n], shift[row], low - 1, high + 1) != x
+            total[row, n] += x
 
 
 def row_scores(products, out, shift, low, high):  # type: ignore[no-untyped-def]

@@ -361,14 +361,21 @@ def _decode_block(run: _Run, b: int, kv: int, part: slice) -> None:
     heads = slice(kv * run.group, (kv + 1) * run.group)
     _, score_dtype = score_stage.tile_dtypes(design)
     shift = run.shift[b, heads, part].reshape(-1, design.blocks)
+    lengths = run.lengths[b, part]
+    saturated = np.zeros(shift.shape[0], dtype=np.int64)
     products = score_stage.score_tile(
-        design, run.factors[b, heads, part].reshape(-1, design.head_dim), run.codes.k[b, kv, :seen], shift
+        design,
+        run.factors[b, heads, part].reshape(-1, design.head_dim),
+        run.codes.k[b, kv, :seen],
+        shift,
+        np.tile(lengths, run.group),
+        saturated,
     )
     low, high = design.score_limits
     _decode_tile(
         products,
         np.full(shift.shape[0], design.block_guard, dtype=np.int32) if design.blocks > 1 else shift[:, 0],
-        run.lengths[b, part],
+        lengths,
         run.mask[b, part] if run.mask is not None else np.zeros((0, 0), dtype=np.bool_),
         run.codes.v[b, kv],
         design.table.astype(score_dtype),
@@ -393,6 +400,7 @@ def _decode_block(run: _Run, b: int, kv: int, part: slice) -> None:
         run.group_stats[b, kv, part],
         *(run.kept[name][b, heads, part] for name in _PER_KEY),
     )
+    run.stats[b, heads, part, 3] += saturated.reshape(run.group, -1)
 
 
 @njit(nogil=True, cache=True)

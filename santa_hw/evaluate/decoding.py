@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from santa_hw import models
+from santa_hw.evaluate.perplexity import check_positions
 
 if TYPE_CHECKING:
     from santa_hw.models import AttentionHook, LoadedModel
@@ -126,9 +127,7 @@ def chat(tokenizer: Any, message: str) -> list[int]:
 
 def check_context(loaded: LoadedModel, context: int, new_tokens: int, trials: int) -> None:
     """Refuse a context (prompt and reply together) that the model or the task cannot hold."""
-    longest = getattr(loaded.model.config, "max_position_embeddings", None)
-    if longest is not None and context > longest:
-        raise ValueError(f"context is {context}; allowed: at most the model's {longest} positions")
+    check_positions(loaded, "context", context)
     if context <= new_tokens:
         raise ValueError(f"context is {context}; allowed: more than the {new_tokens} tokens kept for the reply")
     if trials < 1:

@@ -50,6 +50,7 @@ def windows(loaded: LoadedModel, text: str, count: int, length: int) -> np.ndarr
         raise ValueError(f"windows is {count}; allowed: 1 or more")
     if length < 2:
         raise ValueError(f"window is {length}; allowed: 2 tokens or more, the first predicts the second")
+    check_positions(loaded, "window", length)
     opening = opening_tokens(loaded.tokenizer)
     body = length - len(opening)
     # No token stands for more than a few characters, so a long text's tail need not be tokenised.
@@ -62,6 +63,13 @@ def windows(loaded: LoadedModel, text: str, count: int, length: int) -> np.ndarr
         )
     rows = np.asarray(tokens[: count * body], dtype=np.int64).reshape(count, body)
     return np.concatenate([np.tile(np.asarray(opening, dtype=np.int64), (count, 1)), rows], axis=1)
+
+
+def check_positions(loaded: LoadedModel, name: str, length: int) -> None:
+    """Refuse a length that the model has no positions for."""
+    longest = getattr(loaded.model.config, "max_position_embeddings", None)
+    if longest is not None and length > longest:
+        raise ValueError(f"{name} is {length}; allowed: at most the model's {longest} positions")
 
 
 def opening_tokens(tokenizer: Any) -> list[int]:
