@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from santa_hw import models
+from santa_hw.design import Design
 from santa_hw.evaluate import decoding, perplexity, retrieval, words
 from santa_hw.evaluate.decoding import Decoding, Trial, chat, greedy
 from santa_hw.evaluate.perplexity import Perplexity, WindowScore, compare, opening_tokens, windows

@@ -362,11 +362,11 @@ def test_unique_rows_of_a_group():
 
 
 @pytest.mark.parametrize("norm", ["max", "power_of_two"])
-@pytest.mark.parametrize("draw_kind", ["iid", "stratified"])
+@pytest.mark.parametrize("ternary_draw", ["iid", "stratified"])
 @pytest.mark.parametrize("ternary_samples", [1, 3, 8])
-def test_bernoulli_scores_are_unbiased(rng, draw_kind, norm, ternary_samples):
+def test_bernoulli_scores_are_unbiased(rng, ternary_draw, norm, ternary_samples):
     q, k = normal(rng, 2, 16), normal(rng, 20, 16)
-    options = {"ternary_samples": ternary_samples, "uniforms": rng, "draw_kind": draw_kind, "norm": norm}
+    options = {"ternary_samples": ternary_samples, "uniforms": rng, "ternary_draw": ternary_draw, "norm": norm}
     scores, vectors = reference.bernoulli_scores(q.expand(6000, 2, 16), k, **options)
     assert vectors.unique().tolist() == [-1, 0, 1]
     truth = reference.attention_scores(q, k)
@@ -375,17 +375,17 @@ def test_bernoulli_scores_are_unbiased(rng, draw_kind, norm, ternary_samples):
     assert worst_z(wrong, truth) > 1
 
 
-@pytest.mark.parametrize("draw_kind", ["iid", "stratified"])
-def test_bernoulli_score_variance(rng, draw_kind):
+@pytest.mark.parametrize("ternary_draw", ["iid", "stratified"])
+def test_bernoulli_score_variance(rng, ternary_draw):
     q, k = normal(rng, 1, 32), normal(rng, 20, 32)
     size = 4
     scores, _ = reference.bernoulli_scores(
-        q.expand(8000, 1, 32), k, scale=1.0, ternary_samples=size, uniforms=rng, draw_kind=draw_kind
+        q.expand(8000, 1, 32), k, scale=1.0, ternary_samples=size, uniforms=rng, ternary_draw=ternary_draw
     )
     norm = reference.query_norm(q)
     p = q.abs() / norm
     rest = (size * p).remainder(1.0)
-    per_feature = p * (1 - p) / size if draw_kind == "iid" else rest * (1 - rest) / size**2
+    per_feature = p * (1 - p) / size if ternary_draw == "iid" else rest * (1 - rest) / size**2
     expected = (norm**2 * per_feature) @ k.T.square()
     torch.testing.assert_close(scores.var(dim=0), expected, rtol=0.1, atol=0)
 
@@ -417,12 +417,12 @@ def test_query_norm():
     assert powers == [4.0, 0.5, 2.0 ** math.ceil(math.log2(1e300)), 2.0**-1029, 1.0]
 
 
-@pytest.mark.parametrize("draw_kind", ["iid", "stratified"])
-def test_mean_group_scores_are_unbiased_and_read_one_set_of_features(rng, draw_kind):
+@pytest.mark.parametrize("ternary_draw", ["iid", "stratified"])
+def test_mean_group_scores_are_unbiased_and_read_one_set_of_features(rng, ternary_draw):
     q, k = normal(rng, 6, 1, 16), normal(rng, 2, 20, 16)
     q[:3, 0, 5] = 0.0  # a feature that no head of the first group uses
     scores, vectors = reference.mean_group_scores(
-        q.expand(6000, 6, 1, 16), k, ternary_samples=4, uniforms=rng, draw_kind=draw_kind
+        q.expand(6000, 6, 1, 16), k, ternary_samples=4, uniforms=rng, ternary_draw=ternary_draw
     )
     assert vectors.shape == (4, 6000, 2, 1, 16)
     assert vectors.unique().tolist() == [0, 1]
@@ -470,15 +470,15 @@ def relative_error(estimate, truth):
     return ((estimate - truth).norm(dim=-1) / truth.norm(dim=-1)).mean().item()
 
 
-@pytest.mark.parametrize(("draw_kind", "published"), [("iid", 0.60), ("stratified", 0.30)])
-def test_figure_6_error(rng, draw_kind, published):
+@pytest.mark.parametrize(("ternary_draw", "published"), [("iid", 0.60), ("stratified", 0.30)])
+def test_figure_6_error(rng, ternary_draw, published):
     """About 60 % (i.i.d.) and 30 % (stratified) at d = 128, N = 1024, B = 4, norm = max|q|, N(0, 1) data.
 
     The relative l2 error of a query's attention output (and of its weights) is 0.61 and 0.30; that of its
     scores, 0.56 and 0.29, is a little lower.
     """
     q, k, v = normal(rng, 512, 128), normal(rng, 1024, 128), normal(rng, 1024, 128)
-    scores, _ = reference.bernoulli_scores(q, k, ternary_samples=4, uniforms=rng, draw_kind=draw_kind)
+    scores, _ = reference.bernoulli_scores(q, k, ternary_samples=4, uniforms=rng, ternary_draw=ternary_draw)
     truth = reference.attention_scores(q, k)
     weights, true_weights = reference.probabilities(scores), reference.probabilities(truth)
     errors = {
@@ -486,7 +486,7 @@ def test_figure_6_error(rng, draw_kind, published):
         "weights": relative_error(weights, true_weights),
         "output": relative_error(weights @ v, true_weights @ v),
     }
-    print(draw_kind, errors)
+    print(ternary_draw, errors)
     assert errors["scores"] == pytest.approx(published, abs=0.05)
     assert errors["weights"] == pytest.approx(published, abs=0.03)
     assert errors["output"] == pytest.approx(published, abs=0.03)
@@ -494,7 +494,7 @@ def test_figure_6_error(rng, draw_kind, published):
     norm = reference.query_norm(q)
     p = q.abs() / norm
     rest = (4 * p).remainder(1.0)
-    per_feature = p * (1 - p) / 4 if draw_kind == "iid" else rest * (1 - rest) / 16
+    per_feature = p * (1 - p) / 4 if ternary_draw == "iid" else rest * (1 - rest) / 16
     closed = ((norm**2 * per_feature).sum(dim=-1) / q.square().sum(dim=-1)).sqrt().mean().item()
     assert errors["scores"] == pytest.approx(closed, rel=0.03)
 
@@ -511,7 +511,7 @@ def test_table_9_coverage(rng, ternary_samples, published):
     assert 100 * closed == pytest.approx(published, abs=0.15)
     # A query uniform on (-1, 1), whose power-of-two norm is 1.
     q = 2 * uniform(rng, 2000, 128) - 1
-    vectors = reference.ternary_vectors(q, ternary_samples, rng, draw_kind="iid", norm="power_of_two")
+    vectors = reference.ternary_vectors(q, ternary_samples, rng, ternary_draw="iid", norm="power_of_two")
     drawn = reference.features_read(vectors).double().mean().item() / 128
     assert 100 * drawn == pytest.approx(published, abs=0.3)
     # It is neither the stratified draw (B = 1 apart) nor a normal query under norm = max|q|.
@@ -522,12 +522,12 @@ def test_table_9_coverage(rng, ternary_samples, published):
     assert 100 * reference.ternary_coverage(p, ternary_samples, "iid").mean().item() < published - 5
 
 
-@pytest.mark.parametrize("draw_kind", ["iid", "stratified"])
-def test_ternary_coverage_is_what_is_read(rng, draw_kind):
+@pytest.mark.parametrize("ternary_draw", ["iid", "stratified"])
+def test_ternary_coverage_is_what_is_read(rng, ternary_draw):
     q = normal(rng, 1, 64)
-    vectors = reference.ternary_vectors(q.expand(4000, 64), 4, rng, draw_kind=draw_kind)
+    vectors = reference.ternary_vectors(q.expand(4000, 64), 4, rng, ternary_draw=ternary_draw)
     read = reference.features_read(vectors).double()[:, None]
-    expected = reference.ternary_coverage(q.abs() / reference.query_norm(q), 4, draw_kind).sum(dim=-1)
+    expected = reference.ternary_coverage(q.abs() / reference.query_norm(q), 4, ternary_draw).sum(dim=-1)
     assert worst_z(read, expected) < 1
 
 
@@ -660,8 +660,8 @@ def test_errors_name_the_argument(rng, change, message):
 
 def test_ternary_and_tile_errors_name_the_argument(rng):
     q, k, v = torch.ones(3, 8), torch.ones(9, 8), torch.ones(9, 8)
-    with pytest.raises(ValueError, match="draw_kind is 'sorted'"):
-        reference.ternary_vectors(q, 4, rng, draw_kind="sorted")
+    with pytest.raises(ValueError, match="ternary_draw is 'sorted'"):
+        reference.ternary_vectors(q, 4, rng, ternary_draw="sorted")
     with pytest.raises(ValueError, match="norm is 'l2'; allowed: max, power_of_two"):
         reference.bernoulli_scores(q, k, ternary_samples=4, uniforms=rng, norm="l2")
     with pytest.raises(ValueError, match="ternary_samples is 0"):

@@ -39,7 +39,7 @@ def ternary_vectors(
     ternary_samples: int,
     uniforms: Uniforms,
     *,
-    draw_kind: str = "stratified",
+    ternary_draw: str = "stratified",
     norm: str = "max",
 ) -> torch.Tensor:
     """Draw B = ``ternary_samples`` vectors in {-1, 0, +1}; their mean times ``query_norm`` has expectation q.
@@ -53,10 +53,10 @@ def ternary_vectors(
     -------
     (B, *q.shape) int8.
     """
-    check_choice("draw_kind", draw_kind, DRAWS)
+    check_choice("ternary_draw", ternary_draw, DRAWS)
     check_count("ternary_samples", ternary_samples)
     p = q.double().abs() / query_norm(q, norm)
-    if draw_kind == "iid":
+    if ternary_draw == "iid":
         set_bits = draw(uniforms, (ternary_samples, *q.shape), q.device) < p
     else:
         count = torch.floor(ternary_samples * p + draw(uniforms, tuple(q.shape), q.device))
@@ -72,7 +72,7 @@ def bernoulli_scores(
     scale: float | None = None,
     ternary_samples: int,
     uniforms: Uniforms,
-    draw_kind: str = "stratified",
+    ternary_draw: str = "stratified",
     norm: str = "max",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Unbiased scores from additions and subtractions of key features alone.
@@ -80,14 +80,14 @@ def bernoulli_scores(
     Parameters
     ----------
     q, k : (..., T, d) and (..., N, d); KV heads are repeated where q has more heads.
-    ternary_samples, uniforms, draw_kind, norm : as for ``ternary_vectors``.
+    ternary_samples, uniforms, ternary_draw, norm : as for ``ternary_vectors``.
 
     Returns
     -------
     scores : (..., T, N) float64, expectation ``attention_scores(q, k)``. Their softmax is not unbiased.
     vectors : (B, ..., T, d) int8.
     """
-    vectors = ternary_vectors(q, ternary_samples, uniforms, draw_kind=draw_kind, norm=norm)
+    vectors = ternary_vectors(q, ternary_samples, uniforms, ternary_draw=ternary_draw, norm=norm)
     estimate = vectors.double().sum(dim=0) * query_norm(q, norm) / ternary_samples
     return attention_scores(estimate, repeat_kv(k, group_size(q, k)), scale=scale), vectors
 
@@ -99,7 +99,7 @@ def mean_group_scores(
     scale: float | None = None,
     ternary_samples: int,
     uniforms: Uniforms,
-    draw_kind: str = "stratified",
+    ternary_draw: str = "stratified",
     norm: str = "max",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One Bernoulli draw for all heads of a GQA group, from the mean of their queries' magnitudes.
@@ -125,7 +125,7 @@ def mean_group_scores(
     group = group_size(q, k)
     grouped = q.double().unflatten(-3, (-1, group))
     magnitude = grouped.abs().mean(dim=-3)
-    vectors = ternary_vectors(magnitude, ternary_samples, uniforms, draw_kind=draw_kind, norm=norm)
+    vectors = ternary_vectors(magnitude, ternary_samples, uniforms, ternary_draw=ternary_draw, norm=norm)
     read = vectors.double().sum(dim=0) * query_norm(magnitude, norm) / ternary_samples
     weight = read / torch.where(magnitude > 0, magnitude, 1.0)
     estimate = (grouped * weight.unsqueeze(-3)).flatten(-4, -3)
@@ -144,7 +144,7 @@ def bernoulli_santa(
     ternary_samples: int,
     ternary_uniforms: Uniforms,
     sampler: str = "systematic",
-    draw_kind: str = "stratified",
+    ternary_draw: str = "stratified",
     norm: str = "max",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Bernoulli qKᵀ, then SANTA on the softmax of the estimated scores.
@@ -167,7 +167,7 @@ def bernoulli_santa(
         scale=scale,
         ternary_samples=ternary_samples,
         uniforms=ternary_uniforms,
-        draw_kind=draw_kind,
+        ternary_draw=ternary_draw,
         norm=norm,
     )
     counts = SAMPLERS[sampler](probabilities(scores, mask), samples, uniforms)
@@ -182,23 +182,21 @@ def features_read(vectors: torch.Tensor, group: int = 1) -> torch.Tensor:
     read = (vectors != 0).any(dim=0)
     if group > 1:
         if read.ndim < 3 or read.shape[-3] % group:
-            raise ValueError(
-                f"group is {group}; allowed: a divisor of the heads of vectors {tuple(vectors.shape)}"
-            )
+            raise ValueError(f"group is {group}; allowed: a divisor of the heads of vectors {tuple(vectors.shape)}")
         read = read.unflatten(-3, (-1, group)).any(dim=-3)
     return read.sum(dim=-1)
 
 
-def ternary_coverage(p: torch.Tensor, ternary_samples: int, draw_kind: str) -> torch.Tensor:
+def ternary_coverage(p: torch.Tensor, ternary_samples: int, ternary_draw: str) -> torch.Tensor:
     """Probability that a feature of magnitude ``p`` = |q| / norm is read at all, elementwise, float64.
 
     1 - (1 - p)^B for "iid", min(1, B p) for "stratified". For p uniform on [0, 1] the mean over features is B
     / (B + 1) and 1 - 1 / (2 B): the first is the coverage of the paper's Table 9 (49.9, 80.0, 88.9, 94.1 % at
     B = 1, 4, 8, 16).
     """
-    check_choice("draw_kind", draw_kind, DRAWS)
+    check_choice("ternary_draw", ternary_draw, DRAWS)
     check_count("ternary_samples", ternary_samples)
     p = p.double()
-    if draw_kind == "iid":
+    if ternary_draw == "iid":
         return 1 - (1 - p) ** ternary_samples
     return (ternary_samples * p).clamp(max=1)

@@ -7,7 +7,6 @@ from santa_hw.reference.dense import (
     attention_scores,
     check_count,
     draw,
-    exponentials,
     masked,
     operands,
     probabilities,
@@ -70,9 +69,7 @@ def uniform_budgets(live: torch.Tensor, samples: int) -> torch.Tensor:
     """
     number = live.sum(dim=-1, keepdim=True)
     if bool((number > samples).any()):
-        raise ValueError(
-            f"samples is {samples}; allowed: at least the number of live tiles, {int(number.max())}"
-        )
+        raise ValueError(f"samples is {samples}; allowed: at least the number of live tiles, {int(number.max())}")
     base, left = samples // number.clamp(min=1), samples % number.clamp(min=1)
     return torch.where(live, base + (live.cumsum(dim=-1) <= left).long(), 0)
 
@@ -110,9 +107,7 @@ def santa_prop(
     counts : (..., T, N) int64, summing to ``samples`` in every row that sees a key.
     """
     q, k, v = operands(q, k, v)
-    counts = proportional_counts(
-        probabilities(attention_scores(q, k, scale=scale), mask), samples, uniforms, tile
-    )
+    counts = proportional_counts(probabilities(attention_scores(q, k, scale=scale), mask), samples, uniforms, tile)
     return counts.double() @ v / samples, counts
 
 
@@ -129,8 +124,7 @@ def flash_counts(
     Parameters
     ----------
     weights : (..., N) float64, non-negative, each tile on a scale of its own.
-    uniforms : a generator, or numbers of shape (..., tiles), with ceil(N / flash_tile(N, samples, tile))
-    tiles.
+    uniforms : a generator, or numbers of shape (..., ceil(N / flash_tile(N, samples, tile))).
 
     Returns
     -------
@@ -158,9 +152,9 @@ def santa_flash(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """S²ANTA-flash: tiles know nothing of each other until a merge weights them by their mass.
 
-    Each tile averages S_t of its own value rows, drawn from its own softmax; the merge sums these averages
-    weighted by exp(m_t - m) * l_t (the tile's maximum and sum of exponentials) and divides by the total mass.
-    Unbiased, since every tile with mass has S_t >= 1; it multiplies once a tile and divides once a row.
+    Each tile averages S_t of its own value rows, drawn from its own softmax; the merge sums these averages weighted
+    by the tiles' masses and divides by the total. Unbiased, since every tile with mass has S_t >= 1; it multiplies
+    once a tile and divides once a row.
 
     Budgets honour ``samples`` exactly (the published kernel takes max(1, S // tiles) for every tile, and so
     may draw fewer or more): tiles with a visible key get S // live each, the first S % live of them one more.
@@ -179,12 +173,10 @@ def santa_flash(
     if keys == 0:
         return scores @ v, torch.zeros(scores.shape, dtype=torch.int64, device=scores.device)
     tile = flash_tile(keys, samples, tile)
-    weights, maximum = exponentials(to_tiles(scores, tile, fill=-torch.inf))
-    counts, budgets = flash_counts(weights.flatten(-2)[..., :keys], samples, uniforms, tile)
+    tiles = to_tiles(scores, tile, fill=-torch.inf)
+    counts, budgets = flash_counts(probabilities(tiles).flatten(-2)[..., :keys], samples, uniforms, tile)
     rows = to_tiles(v.transpose(-1, -2), tile).movedim(-3, -1)  # (..., tiles, tile, d_v)
     sums = torch.einsum("...qtn,...tnd->...qtd", to_tiles(counts.double(), tile), rows)
     means = sums / budgets.clamp(min=1).unsqueeze(-1)
-    merge, _ = exponentials(maximum.squeeze(-1))
-    mass = merge * weights.sum(dim=-1)
-    total = mass.sum(dim=-1, keepdim=True)
-    return (mass.unsqueeze(-2) @ means).squeeze(-2) / torch.where(total > 0, total, 1.0), counts
+    merge = probabilities(tiles.logsumexp(dim=-1))
+    return (merge.unsqueeze(-2) @ means).squeeze(-2), counts

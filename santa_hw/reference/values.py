@@ -122,9 +122,7 @@ def unique_rows(counts: torch.Tensor, group: int = 1) -> torch.Tensor:
     read = counts > 0
     if group > 1:
         if read.ndim < 3 or read.shape[-3] % group:
-            raise ValueError(
-                f"group is {group}; allowed: a divisor of axis -3 of counts, shape {tuple(counts.shape)}"
-            )
+            raise ValueError(f"group is {group}; allowed: a divisor of axis -3 of counts, shape {tuple(counts.shape)}")
         read = read.unflatten(-3, (-1, group)).any(dim=-3)
     return read.sum(dim=-1)
 
