@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FIGURE = ROOT / "docs" / "images" / "bit-widths.svg"
 COMMON = ["--windows", "1", "--window", "512", "--seeds", "1", "--method", "santa,dense", "--samples", "64"]
 BITS, FRACTIONS, WIDTHS = "3,4,5,6,7,8", "2,3,4,5,6,7,8", "6,8,10,12,14,16,18,20"
+EXPONENTS = (("per_channel", "per_channel"), ("per_head", "per_channel"), ("per_head", "per_head"))
 
 Row = dict[str, Any]
 
@@ -38,7 +39,7 @@ def accuracy(name: str, *options: str) -> list[Row]:
     return rows
 
 
-def curve(axis: plt.Axes, rows: list[Row], field: str, label: str, style: str = "-", **only: Any) -> None:
+def curve(axis: plt.Axes, rows: list[Row], field: str, label: str, style: str, **only: Any) -> None:
     """KL against a design field, over the rows whose design and method are as in `only`."""
     method = only.pop("method")
     chosen = [r for r in rows if r["method"] == method and all(r["design"][k] == v for k, v in only.items())]
@@ -56,25 +57,25 @@ def main() -> None:
     )
     rows += accuracy("exponents-v", "--bits", BITS, "--k-exponents", "per_head", "--v-exponents", "per_head")
     for method, style in (("santa", "-"), ("dense", "--")):
-        for k, v in (("per_channel", "per_channel"), ("per_head", "per_channel"), ("per_head", "per_head")):
+        for i, (k, v) in enumerate(EXPONENTS):
             label = f"{method}, K {k[4:]}, V {v[4:]}"
-            curve(together, rows, "q_bits", label, style, method=method, k_exponents=k, v_exponents=v)
+            curve(together, rows, "q_bits", label, f"C{i}{style}", method=method, k_exponents=k, v_exponents=v)
     together.set(xlabel="bits of q, K and V together", title="operand bits and exponents")
 
-    for operand in "qkv":
+    for i, operand in enumerate("qkv"):
         rows = accuracy(operand, f"--{operand}-bits", BITS)
-        curve(alone, rows, f"{operand}_bits", f"santa, {operand}", method="santa")
-        curve(alone, rows, f"{operand}_bits", f"dense, {operand}", "--", method="dense")
+        curve(alone, rows, f"{operand}_bits", f"santa, {operand}", f"C{i}-", method="santa")
+        curve(alone, rows, f"{operand}_bits", f"dense, {operand}", f"C{i}--", method="dense")
     alone.set(xlabel="bits of one operand, the others at 8", title="one operand at a time")
 
     rows = accuracy("fraction", "--score-frac", FRACTIONS)
     for method, style in (("santa", "-"), ("dense", "--")):
-        curve(fraction, rows, "score_frac", method, style, method=method)
+        curve(fraction, rows, "score_frac", method, f"C0{style}", method=method)
     fraction.set(xlabel="fraction bits F of a score", title="score format")
 
     rows = accuracy("weights", "--weight-bits", WIDTHS)
     for method, style in (("santa", "-"), ("dense", "--")):
-        curve(width, rows, "weight_bits", method, style, method=method)
+        curve(width, rows, "weight_bits", method, f"C0{style}", method=method)
     width.set(xlabel="weight bits W", title="weight format")
 
     for axis in axes.flat:
