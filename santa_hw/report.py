@@ -291,7 +291,7 @@ def _axis(groups: Sequence[Group], names: Sequence[str]) -> str:
 def _draw(groups: Sequence[Group], score: str, axis: str, names: Sequence[str], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, LogFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
     if axis != "samples" and len({group.samples for group in groups} - {None}) > 1:
         names = ["samples", *names]
@@ -303,8 +303,9 @@ def _draw(groups: Sequence[Group], score: str, axis: str, names: Sequence[str], 
     axes = figure.add_subplot()
     if score == "kl_to_dense":
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter())
-        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     if axis == "samples":
         axes.set_xscale("log", base=2)
     ticks = sorted({value for group in groups if (value := value_of(group, axis)) is not None})
@@ -329,7 +330,7 @@ def _draw(groups: Sequence[Group], score: str, axis: str, names: Sequence[str], 
         axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel({"samples": "samples S, or k", "bits": "q, k and v bits"}.get(axis, axis.replace("_", " ")))
     axes.set_ylabel({"kl_to_dense": "KL to dense float model, nats a token", "accuracy": "accuracy"}[score])
-    axes.set_title(textwrap.fill(_title(groups), 100), fontsize=9)
+    axes.set_title(textwrap.fill(_title(groups), 90), fontsize=9)
     axes.grid(True, which="both", alpha=0.25)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=150)

@@ -385,11 +385,14 @@ def test_static_exponents_never_rewrite_a_stored_code_and_count_saturations():
     q, k, v = floats(6, 1, 1, 1, 1, 10, 4)
     e = Exponents(np.full((1, 4), 2), np.full((1, 4), 2))
     first = encode(design, q, k, v, e)
+    assert first.saturations["k"] == 0
     longer = np.concatenate([k, np.full((1, 1, 1, 4), 100.0)], axis=2)
     second = encode(design, q, longer, np.concatenate([v, v[:, :, :1]], axis=2), e)
     assert (second.k[:, :, :10] == first.k).all()
     assert second.saturations["k"] - first.saturations["k"] == 4
     assert second.k[0, 0, 10].tolist() == [127] * 4
+    third = encode(design, q, np.concatenate([longer, k[:, :, :1]], axis=2), np.zeros((1, 1, 12, 4)), e)
+    assert third.saturations["k"] == 0, "the clipped row was counted when it was the newest"
 
 
 @pytest.mark.parametrize("beta_extra", [0, 2])

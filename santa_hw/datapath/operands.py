@@ -52,7 +52,8 @@ class Codes:
     v_exponents : numpy.ndarray
         int64 (KV, d): the exponent of each output lane.
     saturations : dict
-        Codes clipped by the quantiser, by operand (``q``, ``k``, ``v``).
+        Codes clipped by the quantiser, by operand (``q``, ``k``, ``v``); of K and V among the T newest keys, those that
+        the call's own tokens store, so that a stored code is counted once.
     """
 
     q: NDArray[np.int32]
@@ -100,8 +101,9 @@ def encode(
     if not folded:
         group = q.shape[1] // k.shape[1]
         q_exponents += np.repeat(k_exponents[:, 0], group)[None, :, None, None].astype(np.int32)
-    k_codes, k_saturations = _encode_cache("k", k, k_exponents, design.k_bits)
-    v_codes, v_saturations = _encode_cache("v", v, v_exponents, design.v_bits)
+    newest = max(0, k.shape[2] - q.shape[2])
+    k_codes, k_saturations = _encode_cache("k", k, k_exponents, design.k_bits, newest)
+    v_codes, v_saturations = _encode_cache("v", v, v_exponents, design.v_bits, newest)
     saturations = {"q": q_saturations, "k": k_saturations, "v": v_saturations}
     return Codes(q_codes, q_exponents, k_codes, v_codes, v_exponents, saturations)
 
@@ -153,13 +155,16 @@ def _encode_query(
     return codes, exponents, _checked_total("q", saturated)
 
 
-def _encode_cache(name: str, x: NDArray[Any], exponents: NDArray[np.int64], bits: int) -> tuple[NDArray[Any], int]:
+def _encode_cache(
+    name: str, x: NDArray[Any], exponents: NDArray[np.int64], bits: int, newest: int
+) -> tuple[NDArray[Any], int]:
+    """Codes of all rows; saturations of the rows from `newest` on, so that a stored code is counted once."""
     codes = np.empty(x.shape, dtype=np.int16 if bits <= 16 else np.int32)
     saturated = np.zeros(x.shape[:2], dtype=np.int64)
     units, limit = np.ldexp(1.0, bits - 1 - exponents), float((1 << (bits - 1)) - 1)
 
     def task(b: int, h: int) -> None:
-        saturated[b, h] = _cache_rows(x[b, h], units[h], limit, codes[b, h])
+        saturated[b, h] = _cache_rows(x[b, h], units[h], limit, newest, codes[b, h])
 
     parallel.run([partial(task, b, h) for b in range(x.shape[0]) for h in range(x.shape[1])])
     return codes, _checked_total(name, saturated)
@@ -204,7 +209,7 @@ def _query_rows(q, factor, folds, bits, e_min, e_max, codes, exponents):  # type
 
 
 @njit(nogil=True, cache=True)
-def _cache_rows(x, units, limit, codes):  # type: ignore[no-untyped-def]
+def _cache_rows(x, units, limit, newest, codes):  # type: ignore[no-untyped-def]
     """Saturating half_even codes of one KV head (N, d); returns the clipped codes, or -1 for NaN or infinity."""
     keys, dim = x.shape
     clipped = 0
@@ -215,7 +220,7 @@ def _cache_rows(x, units, limit, codes):  # type: ignore[no-untyped-def]
             total += value - value
             y = np.rint(value * units[i])
             z = min(max(y, -limit), limit)
-            clipped += y != z
+            clipped += n >= newest and y != z
             codes[n, i] = np.int32(z)
         if total != 0.0:  # a NaN or infinity makes the difference NaN
             return -1

@@ -31,7 +31,8 @@ class Tally:
     value_terms : int
         Value rows added (or, for the baselines, multiplied and added), summed over head steps; times d additions.
     saturated_q, saturated_k, saturated_v, saturated_score, saturated_output : int
-        Codes clipped at each quantiser. K and V codes are counted once for every call that quantises them.
+        Codes clipped at each quantiser. K and V codes are counted when they are
+        stored: among the newest keys of a call, as many as it has queries.
     lost_mass : float
         Mass lost to the weight width against 32 bits, as a share of each head step's mass, summed over head steps.
     """
