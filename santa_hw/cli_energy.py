@@ -1,0 +1,392 @@
+"""The command `santa-hw energy`: parse, call, print. Registered by `santa_hw.cli`; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from santa_hw.cycles import Machine
+    from santa_hw.design import Design
+    from santa_hw.energy import Memory, Table
+    from santa_hw.events import Shape
+
+_SHAPE, _BUDGET, _TABLES, _MACHINE, _FROM = (
+    "Shape", "Methods and budgets", "Energy tables", "Accelerator", "Beside accuracy",
+)  # fmt: skip
+ALL = "all"
+KEYS = 32768
+METHODS = "dense-bf16,dense,top-k,santa"
+# What makes no sense beside a file, whose rows say it themselves, and what makes none without one.
+_WITHOUT_FROM = (
+    "keys", "head_dim", "batch", "samples", "top_k", "methods", "design", "bits",
+    "ternary_samples", "unique_rows", "group_rows", "features", "additions",
+)  # fmt: skip
+_WITH_FROM = ("target",)
+_ROWS_SHAPE = ("heads", "kv_heads", "layers")
+
+
+def energy(
+    ctx: typer.Context,
+    *,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="A known model, all its layers: llama-3.1-8b, smollm2-135m, ...", rich_help_panel=_SHAPE),
+    ] = None,
+    keys: Annotated[int, typer.Option(help="Cached keys that the step sees.", rich_help_panel=_SHAPE)] = KEYS,
+    heads: Annotated[int | None, typer.Option(help="Query heads. Default: 32.", rich_help_panel=_SHAPE)] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="KV heads. Default: 8.", rich_help_panel=_SHAPE)] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Head dimension. Default: 128.", rich_help_panel=_SHAPE)] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Layers, one after another. Default: 1, or the shape's.", rich_help_panel=_SHAPE)
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences, each with its own keys.", rich_help_panel=_SHAPE)] = 1,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="dense-bf16, dense-fp16, dense (int8 like the others), top-k, santa, santa-ternary, iid; or all.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = METHODS,
+    samples: Annotated[int, typer.Option(help="Budget S.", rich_help_panel=_BUDGET)] = 128,
+    top_k: Annotated[int | None, typer.Option(help="k of top-k. Default: S.", rich_help_panel=_BUDGET)] = None,
+    ternary_samples: Annotated[
+        int | None, typer.Option(help="Budget B of santa-ternary.", rich_help_panel=_BUDGET)
+    ] = None,
+    bits: Annotated[int | None, typer.Option(help="q, k and v bits together.", rich_help_panel=_BUDGET)] = None,
+    design: Annotated[
+        Path | None, typer.Option(help="TOML file of a design: every other width and choice.", rich_help_panel=_BUDGET)
+    ] = None,
+    unique_rows: Annotated[
+        float | None,
+        typer.Option(help="Distinct value rows a head reads, measured. Default: the bound.", rich_help_panel=_BUDGET),
+    ] = None,
+    group_rows: Annotated[
+        float | None,
+        typer.Option(
+            help="The same for a KV head, after the union over its heads. Default: the bound.", rich_help_panel=_BUDGET
+        ),
+    ] = None,
+    features: Annotated[
+        float | None,
+        typer.Option(
+            help="Key features a KV head reads with ternary scores, measured. Default: as for normal queries.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    additions: Annotated[
+        float | None,
+        typer.Option(
+            help="Additions a key and head with ternary scores, measured. Default: as for normal queries.",
+            rich_help_panel=_BUDGET,
+        ),
+    ] = None,
+    table: Annotated[
+        str, typer.Option(help="Logic tables: names, .toml files, or all.", rich_help_panel=_TABLES)
+    ] = "horowitz-45nm",
+    memory: Annotated[
+        str, typer.Option(help="Off-chip memories: names, .toml files, or all.", rich_help_panel=_TABLES)
+    ] = "hbm2",
+    key_layout: Annotated[
+        str, typer.Option(help="How keys lie in memory.", metavar="row|feature", rich_help_panel=_TABLES)
+    ] = "row",
+    burst: Annotated[
+        int | None, typer.Option(help="Bytes of a burst. Default: the memory's.", rich_help_panel=_TABLES)
+    ] = None,
+    interleave: Annotated[
+        int | None,
+        typer.Option(help="Bytes in one channel before the next. Default: the memory's.", rich_help_panel=_TABLES),
+    ] = None,
+    score_memory: Annotated[
+        int | None, typer.Option(help="Bytes of a head's score memory. Default: all keys.", rich_help_panel=_MACHINE)
+    ] = None,
+    engines: Annotated[int, typer.Option(help="Heads computed at once.", rich_help_panel=_MACHINE)] = 32,
+    lanes: Annotated[int, typer.Option(help="Terms a cycle and engine.", rich_help_panel=_MACHINE)] = 128,
+    weights_per_cycle: Annotated[
+        int, typer.Option(help="Exponentials a cycle and engine in the mass pass.", rich_help_panel=_MACHINE)
+    ] = 1,
+    clock: Annotated[float, typer.Option(help="GHz.", rich_help_panel=_MACHINE)] = 1.0,
+    bandwidth: Annotated[float, typer.Option(help="GB/s of off-chip memory.", rich_help_panel=_MACHINE)] = 256.0,
+    latency: Annotated[float, typer.Option(help="ns of one access to it.", rich_help_panel=_MACHINE)] = 100.0,
+    outstanding: Annotated[int, typer.Option(help="Value rows under way at once.", rich_help_panel=_MACHINE)] = 64,
+    from_file: Annotated[
+        Path | None, typer.Option("--from", help="File that santa-hw accuracy wrote.", rich_help_panel=_FROM)
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(help="KL, or accuracy, at which methods are compared: chosen beforehand.", rich_help_panel=_FROM),
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Rows go here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot file: .png, .svg or .pdf.")] = None,
+) -> None:
+    """
+    Energy, traffic and cycles of a decode step's attention, every pJ from a cited table.
+
+    One table and memory: a bill by stage. Several (or all): which conclusions survive. With --from, cost beside the
+    accuracy of a file's design points, and with --target the cost of equal accuracy.
+    """
+    from santa_hw.cli import reporting
+
+    with reporting():
+        from santa_hw.cycles import Machine
+
+        _check_given(ctx, from_file)
+        _check_files(plot, json_file, from_file)
+        tables, memories = _tables(table), _memories(memory)
+        layout = {
+            "key_layout": key_layout,
+            "burst_bytes": burst,
+            "interleave_bytes": interleave,
+            "score_memory_bytes": score_memory,
+        }
+        layout = {name: value for name, value in layout.items() if value is not None}
+        machine = Machine(engines, lanes, weights_per_cycle, clock, bandwidth, latency, outstanding)
+        if from_file is not None:
+            sizes = (heads, kv_heads, layers)
+            rows = _beside_accuracy(from_file, shape, sizes, tables, memories, machine, layout, target, plot)
+        else:
+            where = _shape(shape, heads, kv_heads, head_dim, layers, batch)
+            rows = _bills(
+                where,
+                keys,
+                _methods(methods),
+                _design(design, keys, bits, ternary_samples),
+                {"samples": samples, "top_k": top_k},
+                {"unique_rows": unique_rows, "group_rows": group_rows, "features": features, "additions": additions},
+                tables,
+                memories,
+                machine,
+                layout,
+                plot,
+            )
+        if json_file is not None:
+            json_file.write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            typer.echo(f"{len(rows)} rows in {json_file}", err=True)
+
+
+# Options --------------------------------------------------------------------------------------------------------------
+
+
+def _check_given(ctx: typer.Context, from_file: Path | None) -> None:
+    given = {name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE"}  # type: ignore[union-attr]
+    idle = _WITHOUT_FROM if from_file is not None else _WITH_FROM
+    for name in idle:
+        if name in given:
+            how = "with --from, whose rows say it" if from_file is not None else "without --from"
+            raise ValueError(f"--{name.replace('_', '-')} has no effect {how}: leave it out")
+    if from_file is not None and given & set(_ROWS_SHAPE) and not set(_ROWS_SHAPE) <= given:
+        raise ValueError("--heads, --kv-heads and --layers with --from: all of them are allowed, or none")
+    for name in ("heads", "kv_heads", "head_dim", *(("layers",) if from_file is not None else ())):
+        if name in given and "shape" in given:
+            raise ValueError(f"--shape and --{name.replace('_', '-')}: one of them is allowed")
+
+
+def _check_files(plot: Path | None, json_file: Path | None, from_file: Path | None) -> None:
+    if plot is not None:
+        from santa_hw.report import check_suffix
+
+        check_suffix(plot)
+    files = [path for path in (plot, json_file, from_file) if path is not None]
+    for path in files:
+        if not path.expanduser().absolute().parent.is_dir():
+            raise ValueError(f"{path}: there is no folder {path.parent}")
+    resolved = [path.resolve() for path in files]
+    if len(set(resolved)) < len(resolved):
+        raise ValueError(f"{files[0]}: files of different names are allowed for --plot, --json and --from")
+
+
+def _parts(option: str, text: str, everything: Sequence[str]) -> list[str]:
+    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not parts:
+        raise ValueError(f"--{option} {text!r}: one name at least is allowed")
+    return list(everything) if parts == [ALL] else parts
+
+
+def _tables(text: str) -> list[Table]:
+    from santa_hw.energy import load_table, names
+
+    return [load_table(name) for name in _parts("table", text, names("logic"))]
+
+
+def _memories(text: str) -> list[Memory]:
+    from santa_hw.energy import load_memory, names
+
+    return [load_memory(name) for name in _parts("memory", text, names("memory"))]
+
+
+def _methods(text: str) -> list[str]:
+    from santa_hw.events import METHODS as KNOWN
+
+    return _parts("methods", text, KNOWN)
+
+
+def _shape(
+    name: str | None, heads: int | None, kv_heads: int | None, head_dim: int | None, layers: int | None, batch: int
+) -> Shape:
+    from dataclasses import replace
+
+    from santa_hw.events import Shape, shape_named
+
+    if name is not None:
+        known = shape_named(name)
+        return replace(known, batch=batch, layers=known.layers if layers is None else layers)
+    heads = 32 if heads is None else heads
+    return Shape(
+        heads,
+        min(8, heads) if kv_heads is None else kv_heads,
+        128 if head_dim is None else head_dim,
+        1 if layers is None else layers,
+        batch,
+    )
+
+
+def _design(file: Path | None, keys: int, bits: int | None, ternary_samples: int | None) -> Design:
+    from santa_hw.design import Design
+
+    base = Design() if file is None else Design.from_toml(file)
+    changes: dict[str, Any] = {}
+    if keys > base.max_keys or file is None:
+        changes["max_keys"] = max(1, keys)
+    if bits is not None:
+        changes |= dict.fromkeys(("q_bits", "k_bits", "v_bits"), bits)
+    if ternary_samples is not None:
+        changes["ternary_samples"] = ternary_samples
+    return base.replace(**changes)
+
+
+# Running and showing --------------------------------------------------------------------------------------------------
+
+
+def _bills(
+    shape: Shape,
+    keys: int,
+    methods: Sequence[str],
+    design: Design,
+    budgets: dict[str, Any],
+    given: dict[str, float | None],
+    tables: Sequence[Table],
+    memories: Sequence[Memory],
+    machine: Machine,
+    layout: dict[str, Any],
+    plot: Path | None,
+) -> list[dict[str, Any]]:
+    from santa_hw import report_cost
+    from santa_hw.cost import cost_row
+    from santa_hw.events import workload
+
+    work = [workload(method, shape, keys, design=design, given=given, **budgets) for method in methods]
+    rows = [
+        cost_row(
+            item,
+            table,
+            memory,
+            machine=machine,
+            parallel_heads=shape.heads * shape.batch,
+            layout=memory.layout(**layout),
+        )
+        for table in tables
+        for memory in memories
+        for item in work
+    ]
+    console = _console()
+    console.print(f"{shape}, {keys} keys", highlight=False)
+    if len(tables) * len(memories) == 1:
+        console.print(report_cost.cost_table(rows))
+        console.print(report_cost.stage_table(rows))
+        _print_sources(console, rows)
+    else:
+        console.print(report_cost.sensitivity_table(rows))
+        console.print(report_cost.LIMITS)
+    for note in dict.fromkeys(note for item in work for note in item.notes):
+        named = ", ".join(item.method for item in work if note in item.notes)
+        console.print(f"{note} ({named})", highlight=False)
+    if plot is not None:
+        report_cost.plot_cost(rows, plot)
+        typer.echo(f"plot in {plot}", err=True)
+    return rows
+
+
+def _print_sources(console: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """How much of each bill rests on scaled numbers and on which confidence."""
+    for row in rows:
+        shares = ", ".join(f"{share:.0%} {name}" for name, share in row["confidence"].items() if share >= 0.005)
+        console.print(f"{row['method']}: {row['scaled_share']:.0%} from scaled numbers; {shares}", highlight=False)
+
+
+def _beside_accuracy(
+    file: Path,
+    shape_name: str | None,
+    sizes: tuple[int | None, int | None, int | None],
+    tables: Sequence[Table],
+    memories: Sequence[Memory],
+    machine: Machine,
+    layout: dict[str, Any],
+    target: float | None,
+    plot: Path | None,
+) -> list[dict[str, Any]]:
+    from santa_hw import pareto, report_cost
+    from santa_hw.events import Shape, shape_named
+    from santa_hw.sweep import read_rows
+
+    if plot is not None and len(tables) * len(memories) > 1:
+        raise ValueError("--plot with --from: one --table and one --memory are allowed")
+    found = read_rows(file)
+    shape = None if shape_name is None else shape_named(shape_name)
+    if sizes[0] is not None and sizes[1] is not None and sizes[2] is not None:
+        dims = {row["design"]["head_dim"] for row in found if pareto.method_of(row) is not None}
+        shape = Shape(sizes[0], sizes[1], dims.pop() if len(dims) == 1 else 1, sizes[2])
+    left_out = sum(pareto.method_of(row) is None for row in found)
+    console = _console()
+    rows: list[dict[str, Any]] = []
+    for table in tables:
+        for memory in memories:
+            place = memory.layout(**layout)
+            points = pareto.price(found, table, memory, machine=machine, shape=shape, layout=place)
+            score = report_cost.score_name(points)
+            reference = pareto.floating_reference(points, table, memory, shape=shape, layout=place)
+            equal = [] if target is None else pareto.equal_accuracy(points, target)
+            console.print(report_cost.priced_table(points))
+            if reference is not None:
+                console.print(f"dense-bf16 on the same steps: {report_cost.energy_text(reference)} a token")
+            if target is not None:
+                console.print(report_cost.equal_table(equal, target, score))
+            for note in dict.fromkeys(note for point in points for note in point.cost["notes"]):
+                console.print(note, highlight=False)
+            rows += [point.cost | {"score": score, "value": float(point.score.mean())} for point in points]
+            rows += [_equal_row(item, target, table.name, memory.name) for item in equal]
+            if plot is not None:
+                report_cost.plot_pareto(points, plot, target=target, found=equal, reference=reference)
+                typer.echo(f"plot in {plot}", err=True)
+    if left_out:
+        typer.echo(f"{left_out} rows of schedules or floating-point methods are left out", err=True)
+    return rows
+
+
+def _equal_row(item: Any, target: float | None, table: str, memory: str) -> dict[str, Any]:
+    def ends(interval: Any) -> dict[str, Any] | None:
+        return None if interval is None else interval._asdict()
+
+    return {
+        "method": item.method,
+        "table": table,
+        "memory": memory,
+        "target": target,
+        "status": item.status,
+        "samples": ends(item.samples),
+        "total_pj": ends(item.pj),
+        "ratio_to_dense": ends(item.ratio),
+        "reached": item.reached,
+        "design": item.row and item.row["design"],
+    }
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    console = Console()
+    # A file or a pipe has no width to keep to.
+    return console if console.is_terminal else Console(width=160)

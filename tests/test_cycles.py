@@ -1,0 +1,197 @@
+"""Cycles against pencil and paper, a clocked walk over real counts, and a simulated pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from santa_hw.cycles import Machine, cycles, sampler_cycles
+from santa_hw.datapath import Draw, Exponents, attend
+from santa_hw.design import Design
+from santa_hw.events import METHODS, Layout, Shape, Tally, analytic, workload
+
+SLOW_MEMORY = Machine(engines=1, lanes=4, clock_ghz=1.0, bandwidth_gb_s=1.0, latency_ns=10.0, outstanding=1)
+"""Eight bits a cycle."""
+
+
+def made(method: str, shape: Shape, keys: int, machine: Machine, **options):
+    w = workload(method, shape, keys, **options)
+    heads = shape.heads * shape.batch
+    return cycles(w.design, w.tally, Layout(), machine, parallel_heads=heads, numbers=w.numbers)
+
+
+def test_one_head_by_hand():
+    """d = 8 on four lanes, 1000 keys, S = 16, one engine, a byte a cycle."""
+    found = made("santa", Shape(1, 1, 8), 1000, SLOW_MEMORY, samples=16)
+    assert found.stages["score"] == 1000 * 2
+    assert found.stages["mass"] == 1000
+    assert found.stages["offset"] == 32
+    assert found.stages["sampler"] == 1016
+    assert found.stages["value"] == 16 * 2
+    assert found.stages["random words"] == 20
+    assert found.stages["normalise"] == found.stages["selection"] == 0
+    assert found.stages["key rows"] == 8000 and found.stages["append"] == 64
+    # Sixteen rows of one burst of 32 bytes: 512 cycles to move; one at a time, 10 each to wait for: 160.
+    assert found.stages["value rows"] == 512
+    assert found.bound == "memory" and found.roofline == 8000 + 64 + 512
+    assert found.total == (8000 + 64) + 1000 + 32 + 1016 + 2 * 10
+    assert found.seconds == pytest.approx(found.total / 1e9)
+
+
+def test_baselines_by_hand():
+    fast = dataclasses.replace(SLOW_MEMORY, bandwidth_gb_s=1000.0, latency_ns=0.0)
+    dense = made("dense", Shape(1, 1, 8), 1000, fast, samples=16)
+    # Scores, then weights and values in one pass; 8 + 4 + 1 bits of quotient on two groups of lanes.
+    assert dense.total == 2000 + 2000 + 2 * 13 and dense.bound == "score"
+    assert dense.stages["mass"] == 1000 and dense.stages["sampler"] == 0
+    top = made("top-k", Shape(1, 1, 8), 1000, fast, samples=16)
+    assert top.stages["mass"] == 16 and top.stages["value"] == 32
+    assert top.stages["selection"] == pytest.approx(1000 + 16 * (1 + np.log(1000 / 16)))
+    assert top.total == pytest.approx(2000 + 16 + max(32, top.stages["value rows"]) + 2 * 13)
+    half = made("dense-fp16", Shape(1, 1, 8), 1000, fast)
+    assert half.total == 2000 + 2000 + 8 + 2
+
+
+def test_waves_share_units():
+    """Four heads on one engine: a first wave, and three times the busiest unit."""
+    machine = dataclasses.replace(SLOW_MEMORY, bandwidth_gb_s=1000.0, latency_ns=0.0)
+    one = made("santa", Shape(1, 1, 8), 1000, machine, samples=16)
+    four = made("santa", Shape(4, 4, 8), 1000, machine, samples=16)
+    assert one.bound == four.bound == "weight"
+    assert four.total == pytest.approx(one.total + 3 * (1000 + 32 + 1016))
+    assert four.roofline == 4 * (1000 + 32 + 1016)
+    many = made("santa", Shape(4, 4, 8), 1000, dataclasses.replace(machine, engines=4), samples=16)
+    assert many.total == pytest.approx(one.total, rel=1e-2)
+    layers = made("santa", Shape(4, 4, 8, layers=5), 1000, machine, samples=16)
+    assert layers.total == pytest.approx(5 * four.total)
+
+
+def test_pipeline_formula_is_a_simulated_pipeline():
+    """Waves through units that each serve one wave at a time, in order: score, weight (mass to sampler), value."""
+    design, shape, waves = Design(samples=16, head_dim=32), Shape(6, 6, 32), 6
+    machine = Machine(engines=1, lanes=16, bandwidth_gb_s=1e6, latency_ns=0.0)
+    found = cycles(design, analytic(design, shape, 500), Layout(), machine, parallel_heads=6)
+    score, weight, value = 500 * 2, 500 + 32 + 516, 16 * 2
+    free = {"score": 0, "weight": 0}
+    end = 0
+    for _ in range(waves):
+        free["score"] += score
+        # The gather follows the sampler row by row; it is shorter and hides behind it.
+        free["weight"] = max(free["score"], free["weight"]) + weight
+        end = free["weight"] + max(0, value - 516)
+    assert found.total == pytest.approx(end, rel=1e-3)
+
+
+@pytest.mark.parametrize("sampler", ["systematic", "stratified", "iid"])
+@pytest.mark.parametrize("seed", range(3))
+def test_sampler_takes_a_cycle_a_key_and_a_cycle_a_sample(sampler, seed):
+    design = Design(samples=16, head_dim=8, sampler=sampler)
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.normal(size=(1, 2, n, 8)) for n in (1, 77, 77))
+    e = Exponents(np.full((2, 8), 2), np.full((2, 8), 2))
+    draw = Draw(seed, 0, np.zeros(1, int), np.zeros((1, 1), int))
+    result = attend(design, q, k, v, exponents=e, draw=draw, keep=["counts"])
+    for counts in result.trace["counts"][0, :, 0]:
+        clock = 0
+        for count in counts:
+            clock += 1  # the key is subtracted
+            clock += count  # each sample is added back
+        assert clock == sampler_cycles(77, 16)
+    sort = 4 * 5 // 2 if sampler == "iid" else 0
+    assert sampler_cycles(77, 16, sampler) == 77 + 16 + sort
+    assert sampler_cycles(0, 16, sampler) == 0
+    found = cycles(design, analytic(design, Shape(1, 1, 8), 77), parallel_heads=1)
+    assert found.stages["sampler"] == sampler_cycles(77, 16, sampler)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_takes_no_time_and_one_key_takes_some(method):
+    machine = Machine()
+    w = workload(method, Shape(4, 2, 16), 0)
+    empty = cycles(w.design, Tally(), machine=machine, parallel_heads=4, numbers=w.numbers)
+    assert empty.total == 0 and empty.bound == "none" and empty.roofline == 0
+    none = made(method, Shape(4, 2, 16), 0, machine)
+    assert none.total == 0
+    one = made(method, Shape(4, 2, 16), 1, machine)
+    assert 0 < one.roofline <= one.total
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    method=st.sampled_from(METHODS),
+    keys=st.integers(1, 5000),
+    group=st.integers(1, 4),
+    engines=st.sampled_from([1, 3, 32]),
+    lanes=st.sampled_from([1, 16, 128]),
+    bandwidth=st.sampled_from([1.0, 256.0]),
+)
+def test_more_of_anything_is_never_slower(method, keys, group, engines, lanes, bandwidth):
+    shape = Shape(2 * group, 2, 32, layers=2)
+    design = Design(max_keys=10000)
+    machine = Machine(engines=engines, lanes=lanes, bandwidth_gb_s=bandwidth)
+    now = made(method, shape, keys, machine, design=design)
+    assert now.roofline <= now.total * (1 + 1e-9) and now.roofline == max(now.busy.values())
+    better = [
+        dict(engines=2 * engines),
+        dict(lanes=2 * lanes),
+        dict(bandwidth_gb_s=2 * bandwidth),
+        dict(weights_per_cycle=2),
+        dict(latency_ns=0.0),
+    ]
+    for change in better:
+        assert (
+            made(method, shape, keys, dataclasses.replace(machine, **change), design=design).total <= now.total + 1e-6
+        )
+    assert made(method, shape, 2 * keys, machine, design=design).total >= now.total
+
+
+def test_bandwidth_bound_speed_up_is_the_traffic_ratio():
+    """Where memory bounds both and waves are many, sampling halves the time: keys are half of the cache."""
+    machine, shape = Machine(engines=32, bandwidth_gb_s=64.0), Shape(32, 8, 128, batch=16)
+    dense, santa = (made(method, shape, 8192, machine, samples=64) for method in ("dense", "santa"))
+    assert dense.bound == santa.bound == "memory"
+    assert dense.total / santa.total == pytest.approx(2, rel=0.1)
+
+
+def test_waiting_for_rows_bounds_the_gather():
+    few = dataclasses.replace(SLOW_MEMORY, bandwidth_gb_s=1e6, latency_ns=100.0)
+    found = made("santa", Shape(1, 1, 8), 1000, few, samples=16)
+    assert found.stages["value rows"] == 1600
+    many = dataclasses.replace(few, outstanding=16)
+    assert made("santa", Shape(1, 1, 8), 1000, many, samples=16).stages["value rows"] == 100
+
+
+def test_a_small_score_memory_costs_bandwidth():
+    design = Design(samples=16, head_dim=32, max_keys=1024)
+    tally = analytic(design, Shape(1, 1, 32), 1000)
+    whole, none = (
+        cycles(design, tally, Layout(score_memory_bytes=size), SLOW_MEMORY, parallel_heads=1) for size in (None, 0)
+    )
+    assert whole.stages["score memory"] == 0
+    # A write and two reads of two bytes a key, in whole bursts.
+    assert none.stages["score memory"] == pytest.approx(6000, abs=64)
+
+
+def test_a_planted_fault_is_seen(monkeypatch):
+    monkeypatch.setattr("santa_hw.cycles.sampler_cycles", lambda keys, samples, sampler: keys + samples - 1)
+    assert made("santa", Shape(1, 1, 8), 1000, SLOW_MEMORY, samples=16).stages["sampler"] != 1016
+
+
+BAD = [
+    (r"engines = 0: 1 or more", lambda: Machine(engines=0)),
+    (r"lanes = -1: 1 or more", lambda: Machine(lanes=-1)),
+    (r"clock_ghz = 0: a number above zero", lambda: Machine(clock_ghz=0)),
+    (r"bandwidth_gb_s = inf: a number above zero", lambda: Machine(bandwidth_gb_s=float("inf"))),
+    (r"latency_ns = -1: zero or more", lambda: Machine(latency_ns=-1)),
+    (r"parallel_heads = 0: 1 or more", lambda: cycles(Design(), Tally(), parallel_heads=0)),
+]
+
+
+@pytest.mark.parametrize(("message", "call"), BAD, ids=[m for m, _ in BAD])
+def test_bad_input_is_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
