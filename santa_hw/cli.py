@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 
 from santa_hw import __version__
 from santa_hw.cli_energy import energy
+from santa_hw.console import reporting
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -30,7 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
 CALIBRATION_TOKENS = 4096
 
 CHOICES = {"task": ("perplexity", "needle", "fwe"), "phases": ("decode", "prefill", "both")}
@@ -100,28 +99,6 @@ def with_fields(fields: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
         return command
 
     return decorate
-
-
-@contextmanager
-def reporting() -> Iterator[None]:
-    """Turn exceptions into one line on stderr, their notes at its end, and an exit code."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        _stop(INTERRUPTED, "stopped", error)
-    except (ValueError, OSError) as error:
-        _stop(BAD_INPUT, f"error: {' '.join(str(error).split())}", error)
-    except ImportError as error:
-        _stop(FAILURE, f"error: {error}: pip install 'santa-hw[model]'", error)
-    except Exception as error:
-        traceback.print_exc()
-        _stop(FAILURE, f"failure: {type(error).__name__}: {' '.join(str(error).split())}", error)
-
-
-def _stop(code: int, line: str, error: BaseException) -> None:
-    notes = getattr(error, "__notes__", [])
-    typer.echo("; ".join([line, *notes]), err=True)
-    raise typer.Exit(code) from None
 
 
 @app.callback(invoke_without_command=True)

@@ -129,7 +129,7 @@ def energy(
     One table and memory: a bill by stage. Several (or all): which conclusions survive. With --from, cost beside the
     accuracy of a file's design points, and with --target the cost of equal accuracy.
     """
-    from santa_hw.cli import reporting
+    from santa_hw.console import reporting
 
     with reporting():
         from santa_hw.cycles import Machine

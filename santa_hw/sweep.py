@@ -51,6 +51,9 @@ class Setting:
     model_identity: str
     dtype: str
     phases: str
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
     text: str | None = None
     text_sha256: str | None = None
     windows: int | None = None
@@ -330,6 +333,9 @@ def open_task(
         "model": loaded.name,
         "model_identity": loaded.identity,
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "layers": loaded.layers,
+        "heads": loaded.heads,
+        "kv_heads": loaded.kv_heads,
     }
     if name == "fwe":
         words = fwe(loaded, context=context, trials=trials, phases=phases)
