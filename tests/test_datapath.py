@@ -22,7 +22,7 @@ from santa_hw.datapath import (
     ternary_vectors,
     weights_of,
 )
-from santa_hw.design import Design
+from santa_hw.design import Design, Schedule
 from santa_hw.rng import Purpose, words
 
 
@@ -495,6 +495,19 @@ def test_weights_of_a_row_equal_the_oracle(fields):
         weights_of(design, [1 << 15])
     with pytest.raises(ValueError, match="max_keys = 64"):
         weights_of(design, np.zeros(65, dtype=int))
+
+
+def test_a_schedule_is_taken_by_layer():
+    schedule = Schedule((Design(head_dim=8, samples=4), Design(head_dim=8, samples=64)))
+    q, k, v = floats(15, 1, 2, 1, 3, 9, 8)
+    e = Exponents(np.full((1, 8), 2), np.full((1, 8), 2))
+    for layer, design in enumerate(schedule.designs):
+        draw = draw_for(1, 3, layer=layer)
+        scheduled = attend(schedule, q, k, v, exponents=e, draw=draw, keep=["counts"])
+        assert (scheduled.trace["counts"].sum(axis=-1) == design.samples).all()
+        assert (scheduled.output == attend(design, q, k, v, exponents=e, draw=draw).output).all()
+    with pytest.raises(ValueError, match="layer = 2: the schedule has layers 0 to 1"):
+        attend(schedule, q, k, v, exponents=e, draw=draw_for(1, 3, layer=2))
 
 
 BAD = [

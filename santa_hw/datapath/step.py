@@ -22,7 +22,7 @@ from santa_hw.datapath.operands import Codes, Exponents, encode
 from santa_hw.datapath.scores import row_scores
 from santa_hw.datapath.values import divide_row, gather_add, requantise_row, select_top_k, set_bits
 from santa_hw.datapath.weights import REFERENCE_BITS, row_lost_mass, row_maximum, row_weights
-from santa_hw.design import Design, exp2_table
+from santa_hw.design import Design, DesignLike, exp2_table
 from santa_hw.events import Tally
 from santa_hw.rng import Purpose, words
 
@@ -97,7 +97,7 @@ class Result:
 
 
 def attend(
-    design: Design,
+    design: DesignLike,
     q: NDArray[Any],
     k: NDArray[Any],
     v: NDArray[Any],
@@ -113,7 +113,8 @@ def attend(
 
     Parameters
     ----------
-    design : Design
+    design : Design or Schedule
+        Of a schedule, the design of the layer that `draw` names.
     q : numpy.ndarray
         Floats (B, H, T, d); H query heads, a multiple of the KV heads. T = 1 is one decode step, T = N a window.
     k, v : numpy.ndarray
@@ -150,11 +151,12 @@ def attend(
     >>> result.output.shape
     (1, 4, 8, 16)
     """
-    return _decode(design, encode(design, q, k, v, exponents, scale), draw, lengths, mask, keep)
+    own = design.layer(draw.layer)
+    return _decode(own, encode(own, q, k, v, exponents, scale), draw, lengths, mask, keep)
 
 
 def decode(
-    design: Design,
+    design: DesignLike,
     codes: Codes,
     *,
     draw: Draw,
@@ -163,8 +165,9 @@ def decode(
     keep: Collection[str] = (),
 ) -> Result:
     """The datapath proper, from operand codes on: integers in, integers out. Arguments as for :func:`attend`."""
-    _check_codes(design, codes)
-    return _decode(design, codes, draw, lengths, mask, keep)
+    own = design.layer(draw.layer)
+    _check_codes(own, codes)
+    return _decode(own, codes, draw, lengths, mask, keep)
 
 
 def _decode(
