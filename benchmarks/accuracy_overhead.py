@@ -1,9 +1,10 @@
-"""A whole accuracy run with fixed-point attention against the same run with dense float attention.
+"""A design point of `santa-hw accuracy` against the same evaluation with dense float attention.
 
     python benchmarks/accuracy_overhead.py
 
-SmolLM2, one 1024-token window: the forward pass with attention replaced, log-probabilities, KL and agreement. The
-methods take turns in one process; ratios are of the best wall time, and of processor time, which a busy machine
+SmolLM2, one 1024-token window: the forward pass with attention replaced, log-probabilities, KL and agreement. What
+a run does once (loading, calibration, the reference pass) is left out, so that the ratio is the worst case. The methods
+take turns in one process; ratios are of the best wall time, and of processor time, which a busy machine
 disturbs less.
 """
 

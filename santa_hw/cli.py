@@ -199,7 +199,7 @@ def accuracy(
             if needs_calibration:
                 count = max(1, CALIBRATION_TOKENS // size)
                 fixed = sweep.open_calibration(
-                    loaded, file=calibration, text=calibration_text, windows=count, window=size
+                    loaded, file=calibration, text=calibration_text, windows=count, window=size, task=work
                 )
             with _progress(work.preparations + work.units * len(points)) as (bar, advance):
 
@@ -404,7 +404,8 @@ def _keeping(file: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        error.add_note(f"results so far kept in {file}")
+        if file.exists():
+            error.add_note(f"results so far kept in {file}")
         raise
 
 

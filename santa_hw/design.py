@@ -441,7 +441,7 @@ class Schedule:
         for table in document.get("layers", []):
             table = dict(table)
             layers = table.pop("layers", None)
-            if not isinstance(layers, list) or not all(isinstance(i, int) and i >= 0 for i in layers):
+            if not isinstance(layers, list) or not all(type(i) is int and i >= 0 for i in layers):
                 raise ValueError(f"{path}: layers = {layers!r}: a list of layer numbers is allowed")
             design = _table_to_design(base | table, path)
             for i in layers:
@@ -514,10 +514,23 @@ def _toml_value(value: Any) -> str:
 
 
 def _read_toml(path: str | Path) -> dict[str, Any]:
+    """A design file: a ``[design]`` table, ``[[layers]]`` tables, nothing else."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"design file {path}: {error}") from error
+    for name, value in document.items():
+        if name not in ("design", "layers"):
+            where = " (fields go into [design])" if name in FIELDS else ""
+            raise ValueError(f"{path}: {name!r} is unknown here: [design] and [[layers]] are allowed{where}")
+        tables = [value] if name == "design" else value
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise ValueError(
+                f"{path}: {name} = {value!r}: {'[design]' if name == 'design' else '[[layers]]'} is allowed"
+            )
+    if not document:
+        raise ValueError(f"{path}: the file is empty: [design] and [[layers]] are allowed")
+    return document
 
 
 def _table_to_design(fields: Mapping[str, Any], path: str | Path) -> Design:

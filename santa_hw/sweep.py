@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import itertools
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +35,7 @@ FLOAT_METHODS = (
 
 IDENTITY = (
     "task", "model_identity", "dtype", "text_sha256", "calibration_sha256", "windows", "window", "context",
-    "needles", "trials", "phases", "method", "samples", "design", "seed",
+    "needles", "trials", "phases", "method", "samples", "design", "seed", "version",
 )  # fmt: skip
 """Columns that say which result a row holds: a row with the same ones is not computed again."""
 
@@ -226,7 +228,7 @@ class Rows:
     Parameters
     ----------
     path : path
-        Made (as an empty list) if it is not there.
+        Made with the first row if it is not there.
 
     Raises
     ------
@@ -239,7 +241,10 @@ class Rows:
         self.path = Path(path).expanduser().resolve()
         try:
             self.rows = read_rows(self.path) if self.path.exists() else []
-            self._write()
+            # A place that cannot be written is found out now, not after the first row's work.
+            with self._locked():
+                self._part.touch()
+                self._part.unlink()
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror}") from error
         self._known = {row_key(row): row for row in self.rows}
@@ -250,23 +255,37 @@ class Rows:
 
     def add(self, row: Row) -> None:
         """Append a row, on disk when this returns; rows that another run added meanwhile are kept."""
-        if self.path.exists():
-            for other in read_rows(self.path):
-                if row_key(other) not in self._known:
-                    self._known[row_key(other)] = other
-                    self.rows.append(other)
-        self.rows.append(row)
-        self._known[row_key(row)] = row
-        self._write()
+        with self._locked():
+            if self.path.exists():
+                for other in read_rows(self.path):
+                    if row_key(other) not in self._known:
+                        self._known[row_key(other)] = other
+                        self.rows.append(other)
+            self.rows.append(row)
+            self._known[row_key(row)] = row
+            self._write()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One run at a time reads, merges and replaces a file of this folder."""
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
 
     def _write(self) -> None:
         text = "[\n" + ",\n".join(json.dumps(row, allow_nan=False) for row in self.rows) + "\n]\n"
-        temporary = self.path.with_name(f".{self.path.name}.part")
-        with temporary.open("w", encoding="utf-8") as file:
+        with self._part.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, self.path)
+        os.replace(self._part, self.path)
+
+    @property
+    def _part(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
 
 
 def read_rows(path: str | Path) -> list[Row]:
@@ -352,15 +371,22 @@ def open_task(
 
 
 def open_calibration(
-    loaded: LoadedModel, *, file: str | Path | None = None, text: str, windows: int = 4, window: int = 1024
+    loaded: LoadedModel,
+    *,
+    file: str | Path | None = None,
+    text: str,
+    windows: int = 4,
+    window: int = 1024,
+    task: Task | None = None,
 ) -> Calibration:
-    """A calibration from its file, or else made now on the first windows of a text."""
+    """A calibration from its file, or else made now on the first windows of a text, which may not be the task's."""
     from santa_hw import models
     from santa_hw.evaluate.perplexity import windows as first_windows
 
     if file is not None:
         return models.Calibration.load(file, loaded.identity)
-    return models.calibrate(loaded, first_windows(loaded, models.load_text(text), windows, window))
+    chosen = first_windows(loaded, models.load_text(text), windows, window)
+    return models.calibrate(loaded, chosen, disjoint_from=None if task is None else task.token_windows)
 
 
 # The run ------------------------------------------------------------------------------------------

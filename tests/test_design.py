@@ -144,7 +144,13 @@ def test_schedule_round_trips_and_names_what_is_missing(tmp_path):
         load_design(path)
 
 
-@pytest.mark.parametrize("text", ["samples = ", "[design]\nsample = 3\n", "[design]\nsamples = 3\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "samples = ", "[design]\nsample = 3\n", "[design]\nsamples = 3\n", "", "q_bits = 4\n",
+        "[[layer]]\nlayers = [0]\n", "design = 5\n", "layers = 5\n", "layers = [5]\n", "[[layers]]\nlayers = [true]\n",
+    ],
+)  # fmt: skip
 def test_a_broken_file_is_named(text, tmp_path):
     path = tmp_path / "broken.toml"
     path.write_text(text)

@@ -88,16 +88,16 @@ class Calibration:
 
     def require_disjoint(self, token_windows: Sequence[ArrayLike] | NDArray[Any]) -> None:
         """Raise ValueError if these windows share text with the calibration (numeric contract 3.1)."""
-        for number, window in enumerate(_windows(token_windows, minimum=1)):
-            for length in np.unique(self.span_lengths):
-                known = self.span_hashes[self.span_lengths == length]
-                starts = np.arange(max(0, len(window) - length + 1))
-                hit = np.isin(_span_hashes(window, starts, int(length)), known)
-                if hit.any():
-                    raise ValueError(
-                        f"window {number} shares {length} tokens from token {int(hit.argmax())} on with the "
-                        "calibration text: a text disjoint from it is allowed"
-                    )
+        _refuse_overlap(token_windows, self.span_lengths, self.span_hashes)
+
+    def require_shape(self, layers: int, kv_heads: int, head_dim: int) -> None:
+        """Raise ValueError unless there is a maximum for each layer, KV head and channel of such a model."""
+        for name in ("k_max", "v_max"):
+            shape = getattr(self, name).shape
+            if shape != (layers, kv_heads, head_dim):
+                raise ValueError(
+                    f"calibration has {name} of shape {shape}: the model's {(layers, kv_heads, head_dim)} is allowed"
+                )
 
     def save(self, path: str | Path) -> None:
         """Write one ``.npz`` file, whole or not at all."""
@@ -143,7 +143,12 @@ class Calibration:
         return calibration
 
 
-def calibrate(loaded: LoadedModel, token_windows: Sequence[ArrayLike] | NDArray[Any]) -> Calibration:
+def calibrate(
+    loaded: LoadedModel,
+    token_windows: Sequence[ArrayLike] | NDArray[Any],
+    *,
+    disjoint_from: Sequence[ArrayLike] | NDArray[Any] | None = None,
+) -> Calibration:
     """Run the float model over windows of a text and keep the largest |K| and |V| of every channel.
 
     Parameters
@@ -151,6 +156,8 @@ def calibrate(loaded: LoadedModel, token_windows: Sequence[ArrayLike] | NDArray[
     loaded : LoadedModel
     token_windows : (windows, length) integers, or a sequence of integer vectors
         Token ids, at least 8 a window, from a text disjoint from the evaluated one.
+    disjoint_from : like `token_windows`, optional
+        The evaluated windows: an overlap is refused before the model runs.
 
     Raises
     ------
@@ -165,6 +172,9 @@ def calibrate(loaded: LoadedModel, token_windows: Sequence[ArrayLike] | NDArray[
     for number, window in enumerate(windows):
         if window.min() < 0 or window.max() >= vocabulary:
             raise ValueError(f"token_windows: window {number} holds ids outside 0 to {vocabulary - 1}")
+    lengths, hashes = _spans(windows)
+    if disjoint_from is not None:
+        _refuse_overlap(disjoint_from, lengths, hashes)
     maxima = torch.zeros(2, loaded.layers, loaded.kv_heads, loaded.head_dim, dtype=torch.float64)
 
     def observe(call: Call) -> torch.Tensor:
@@ -180,7 +190,6 @@ def calibrate(loaded: LoadedModel, token_windows: Sequence[ArrayLike] | NDArray[
     if not bool(maxima.isfinite().all()):
         layer = int((~maxima.isfinite()).flatten(2).any(-1).any(0).int().argmax())
         raise ValueError(f"layer {layer} of {loaded.name} gives K or V that are not finite")
-    lengths, hashes = _spans(windows)
     return Calibration(
         identity=loaded.identity,
         text_sha256=_text_sha256(windows),
@@ -191,6 +200,21 @@ def calibrate(loaded: LoadedModel, token_windows: Sequence[ArrayLike] | NDArray[
         span_lengths=lengths,
         span_hashes=hashes,
     )
+
+
+def _refuse_overlap(
+    token_windows: Sequence[ArrayLike] | NDArray[Any], lengths: NDArray[np.int64], hashes: NDArray[np.uint64]
+) -> None:
+    """Raise ValueError if a window holds one of the spans, at any place."""
+    for number, window in enumerate(_windows(token_windows, minimum=1)):
+        for length in np.unique(lengths):
+            starts = np.arange(max(0, len(window) - length + 1))
+            hit = np.isin(_span_hashes(window, starts, int(length)), hashes[lengths == length])
+            if hit.any():
+                raise ValueError(
+                    f"window {number} shares {length} tokens from token {int(hit.argmax())} on with the "
+                    "calibration text: a text disjoint from it is allowed"
+                )
 
 
 def _windows(token_windows: Sequence[ArrayLike] | NDArray[Any], minimum: int) -> list[NDArray[np.int64]]:

@@ -26,6 +26,7 @@ class FixedPoint:
 
     def __init__(self, loaded: LoadedModel, design: DesignLike, calibration: Calibration, *, seed: int = 0) -> None:
         calibration.require(loaded.identity)
+        calibration.require_shape(loaded.layers, loaded.kv_heads, loaded.head_dim)
         if loaded.layers * loaded.heads > 1 << STREAM_BITS:
             raise ValueError(
                 f"model has {loaded.layers} layers of {loaded.heads} heads: "
