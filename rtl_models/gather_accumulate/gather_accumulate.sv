@@ -12,7 +12,8 @@
 //             (-2^(VBits-1) does not occur); HeadDim is a multiple of Lanes.
 module gather_accumulate #(
     parameter int HeadDim   = santa_pkg::HeadDim,
-    parameter int Lanes     = 16,
+    // 16, or what of it divides the head dimension
+    parameter int Lanes     = (santa_pkg::HeadDim % 16 == 0) ? 16 : (santa_pkg::HeadDim & -santa_pkg::HeadDim),
     parameter int VBits     = santa_pkg::VBits,
     parameter int CountBits = santa_pkg::CountBits,
     parameter int AccBits   = santa_pkg::AccumulatorBits,

@@ -9,7 +9,8 @@
 // Throughput: 1 beat a cycle; in_ready_o depends on out_ready_i within the cycle.
 // Limits:     none on the data; every shift of ShiftBits bits is allowed.
 module shift_normalise #(
-    parameter int Lanes     = 16,
+    // 16, or what of it divides the head dimension
+    parameter int Lanes     = (santa_pkg::HeadDim % 16 == 0) ? 16 : (santa_pkg::HeadDim & -santa_pkg::HeadDim),
     parameter int InBits    = santa_pkg::AccumulatorBits,
     parameter int OutBits   = santa_pkg::OutputBits,
     parameter int ShiftBits = 9  // holds every shift that a design can ask for

@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from santa_hw.datapath.values import gather_add, set_bits
 from santa_hw.design import Design
 from santa_hw.rtl.blocks import Block, Field, Stream, Vector, row_lengths
-from santa_hw.rtl.lanes import check_lanes, pack
+from santa_hw.rtl.lanes import check_lanes, lane_parameters, lanes_of, pack
 
 
-def block(lanes: int) -> Block:
-    """The block with `lanes` adders, which must divide head_dim."""
+def block(lanes: int | None = None) -> Block:
+    """The block with `lanes` adders, which must divide head_dim; 16, or what of it does, by default."""
     return Block(
         "gather_accumulate",
         partial(_streams, lanes),
         partial(_vectors, lanes),
         partial(check_lanes, lanes, "gather_accumulate"),
-        parameters={"Lanes": (lanes, (lanes,))},
+        parameters=lane_parameters(lanes),
     )
 
 
@@ -53,8 +53,8 @@ def cycles(design: Design, lanes: int, counts: Sequence[int] | NDArray[np.int64]
     return design.head_dim // lanes * (terms + 1)
 
 
-def _streams(lanes: int, design: Design) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
-    widths = design.derived()
+def _streams(lanes: int | None, design: Design) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
+    widths, lanes = design.derived(), lanes_of(lanes, design)
     last = Field("last", 1)
     return (
         (Stream("in", (Field("count", widths["count"]), Field("values", lanes * design.v_bits), last)),),
@@ -62,9 +62,9 @@ def _streams(lanes: int, design: Design) -> tuple[tuple[Stream, ...], tuple[Stre
     )
 
 
-def _vectors(lanes: int, design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+def _vectors(lanes: int | None, design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
     """Steps of all lengths: S spread over the rows, one row holding all S, rows at the limits, rows of count 0."""
-    limit = (1 << (design.v_bits - 1)) - 1
+    lanes, limit = lanes_of(lanes, design), (1 << (design.v_bits - 1)) - 1
     found = []
     for i, n in enumerate(row_lengths(design, count)):
         counts = generator.multinomial(design.samples, generator.dirichlet(np.full(n, 0.2))) if n else np.zeros(0, int)
@@ -77,4 +77,4 @@ def _vectors(lanes: int, design: Design, count: int, generator: np.random.Genera
     return found
 
 
-BLOCK = block(16)
+BLOCK = block()

@@ -9,15 +9,18 @@ import numpy as np
 from santa_hw.design import Design
 from santa_hw.formats import shift_saturate
 from santa_hw.rtl.blocks import Block, Field, Stream, Vector, row_lengths
-from santa_hw.rtl.lanes import pack
+from santa_hw.rtl.lanes import lane_parameters, lanes_of, pack
 
 SHIFT_BITS = 9
 """Width of a shift, sign included: it holds every shift that a design's formats and exponents can ask for."""
 
 
-def block(lanes: int, widths: tuple[int, int] | None = None) -> Block:
-    """The block with `lanes` lanes; `widths` of a code (in, out), else those of accumulators and output codes."""
-    parameters = {"Lanes": (lanes, (lanes,))}
+def block(lanes: int | None = None, widths: tuple[int, int] | None = None) -> Block:
+    """The block with `lanes` lanes, 16 or what of it divides head_dim by default.
+
+    `widths` are those of a code, (in, out); by default those of accumulators and output codes.
+    """
+    parameters = lane_parameters(lanes)
     if widths is not None:
         parameters |= {name: (bits, (bits,)) for name, bits in zip(("InBits", "OutBits"), widths, strict=True)}
     return Block(
@@ -47,9 +50,10 @@ def _widths(design: Design, widths: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def _streams(
-    lanes: int, widths: tuple[int, int] | None, design: Design
+    lanes: int | None, widths: tuple[int, int] | None, design: Design
 ) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     in_bits, out_bits = _widths(design, widths)
+    lanes = lanes_of(lanes, design)
     last = Field("last", 1)
     return (
         (Stream("in", (Field("codes", lanes * in_bits), Field("shifts", lanes * SHIFT_BITS), last)),),
@@ -58,10 +62,11 @@ def _streams(
 
 
 def _vectors(
-    lanes: int, widths: tuple[int, int] | None, design: Design, count: int, generator: np.random.Generator
+    lanes: int | None, widths: tuple[int, int] | None, design: Design, count: int, generator: np.random.Generator
 ) -> list[Vector]:
     """Packets of all lengths; codes of all magnitudes and the extremes, shifts about the words' widths and far off."""
     in_bits, out_bits = _widths(design, widths)
+    lanes = lanes_of(lanes, design)
     low, high = -(1 << (in_bits - 1)), (1 << (in_bits - 1)) - 1
     extremes = np.array([low, low + 1, -1, 0, 1, high - 1, high])
     far = 1 << (SHIFT_BITS - 1)
@@ -85,4 +90,4 @@ def _vectors(
     return found
 
 
-BLOCK = block(16)
+BLOCK = block()
