@@ -14,6 +14,8 @@ import typer
 
 from santa_hw import __version__
 from santa_hw.cli_energy import energy
+from santa_hw.cli_rtl import cosim, vectors
+from santa_hw.cli_synth import synth
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -319,6 +321,9 @@ def fetch(
 
 
 app.command()(energy)
+app.command()(cosim)
+app.command()(vectors)
+app.command()(synth)
 
 
 def main() -> None:
