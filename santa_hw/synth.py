@@ -318,6 +318,20 @@ def _systematic_sampler(design: Design, parameters: Mapping[str, int]) -> Counte
     return _counter(*[derived["residual"]] * 2, *[derived["count"]] * 2, *[key_bits(design)] * 2, keys_bits(design))
 
 
+def _ternary_query(design: Design, parameters: Mapping[str, int]) -> Counter[int]:
+    magnitude, count = design.q_bits - 1, design.beta + 1
+    draw = [count, count] if design.ternary_draw == "iid" else [magnitude + count]
+    return _counter(magnitude, *draw, count + 1)
+
+
+def _ternary_dot(design: Design, parameters: Mapping[str, int]) -> Counter[int]:
+    lanes, k = parameters.get("Lanes", lanes_of(None, design)), design.k_bits
+    total = design.replace(scores="ternary", ternary_block=None).derived()["score_accumulator"]
+    tree = [k + level for level in range(1, lanes.bit_length()) for _ in range(lanes >> level)]
+    counters = [max(1, (design.head_dim - 1).bit_length()), _beat_bits(design, lanes), design.beta + 1]
+    return _counter(*[k] * lanes, *tree, total, design.beta + 1, *counters)
+
+
 Formula = Callable[[Design, Mapping[str, int]], Counter[int]]
 
 FORMULAS: dict[str, Formula] = {
@@ -327,6 +341,8 @@ FORMULAS: dict[str, Formula] = {
     "mass": _mass,
     "offset_scale": _offset_scale,
     "systematic_sampler": _systematic_sampler,
+    "ternary_query": _ternary_query,
+    "ternary_dot": _ternary_dot,
     "gather_accumulate": _gather_accumulate,
     "shift_normalise": _shift_normalise,
 }

@@ -51,7 +51,7 @@ def test_no_multiplier_and_exactly_the_stated_adders(block, design):
 
 @pytest.mark.parametrize("lanes", [1, 4, 64])
 def test_adders_grow_with_the_lanes(lanes):
-    for block in ("gather_accumulate", "shift_normalise"):
+    for block in ("ternary_dot", "gather_accumulate", "shift_normalise"):
         found = synth.netlist(block, parameters={"Lanes": lanes})
         assert found.adders == synth.expected_adders(block, Design(), {"Lanes": lanes})
 
