@@ -1,7 +1,7 @@
 // 32-bit Galois LFSR, right shifting, 32 single-bit steps a word (numeric contract 3.9).
 //
 // Purpose:    the cheap random words. A seed loads the state; `count` words follow, each after 32 more steps.
-// Latency:    32 / StepsPerCycle cycles from seed to the first word.
+// Latency:    32 / StepsPerCycle + 1 cycles from seed to the first word.
 // Throughput: a word every 32 / StepsPerCycle + 1 cycles.
 // Limits:     a seed of zero becomes 1. StepsPerCycle is a power of two, 1 to 32; exclusive-ors only.
 

@@ -2,8 +2,8 @@
 //
 // Purpose:    a uniform offset in [0, Z). One conditional addition and a shift for each bit of r, lowest first: nested
 //             floors of halves are the floor of the whole, so the bits that are shifted out need not be kept.
-// Latency:    RngBits cycles.
-// Throughput: an offset every RngBits + 1 cycles.
+// Latency:    RngBits + 1 cycles.
+// Throughput: an offset every RngBits + 2 cycles.
 // Limits:     one offset at a time; no multiplier. RngBits 1 to 32, MassBits 1 to 62.
 
 module offset_scale #(

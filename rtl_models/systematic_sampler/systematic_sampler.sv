@@ -4,8 +4,8 @@
 //             negative the key is drawn and the mass added. Emits (key, count) of each drawn key, in order; the counts
 //             of a row sum to 2^Sigma and a key of zero weight is never drawn. `last` marks the beat that completes
 //             the sum; a row without mass (no key, or all of zero weight) emits one beat, key 0, count 0, last.
-// Latency:    count cycles from a key's weight to its beat, plus one.
-// Throughput: a row of N keys takes N + 2^Sigma + 2 cycles at most.
+// Latency:    count cycles from a key's weight to its beat.
+// Throughput: a row of N keys takes 1 + N + 2^Sigma cycles at most.
 // Limits:     needs 0 <= offset < mass and mass = the sum of the weights. No multiplier, no divider.
 
 module systematic_sampler #(

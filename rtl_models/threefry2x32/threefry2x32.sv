@@ -1,8 +1,8 @@
 // Threefry-2x32 with 20 rounds, one round a cycle (numeric contract 3.9).
 //
 // Purpose:    the two random words of a key and a counter; word j of a draw is output j & 1 of counter j >> 1.
-// Latency:    20 cycles from request to words.
-// Throughput: a request every 21 cycles.
+// Latency:    words are valid 21 cycles after the request is taken.
+// Throughput: a request every 22 cycles.
 // Limits:     one request at a time. Additions, rotations and exclusive-ors only.
 
 module threefry2x32 (
