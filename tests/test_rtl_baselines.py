@@ -1,0 +1,55 @@
+"""The multiplying baselines: bit for bit, and with the multipliers that the datapath's own blocks lack."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from santa_hw import assets, synth
+from santa_hw.design import Design
+from santa_hw.rtl import SIMULATORS, cosimulate
+from santa_hw.rtl.blocks import mac_dot
+from santa_hw.rtl.simulation import missing
+
+
+@pytest.fixture(params=SIMULATORS)
+def simulator(request: pytest.FixtureRequest) -> str:
+    """Each simulator; one that is not installed skips, except on CI."""
+    if (reason := missing(request.param)) is not None:
+        (pytest.fail if "CI" in os.environ else pytest.skip)(reason)
+    return request.param
+
+
+# head_dim, lanes, q_bits, k_bits, max_keys, pattern
+DOTS = [
+    (32, 4, 8, 8, 33, "both"),
+    (16, 16, 2, 8, 1000, "idle"),
+    (12, 1, 24, 24, 32, "slow"),
+    (24, 8, 4, 4, 257, "stall"),
+]
+
+
+@pytest.mark.parametrize("head_dim,lanes,q_bits,k_bits,max_keys,pattern", DOTS)
+def test_mac_dot(simulator, head_dim, lanes, q_bits, k_bits, max_keys, pattern, seed):
+    design = Design(head_dim=head_dim, q_bits=q_bits, k_bits=k_bits, max_keys=max_keys)
+    report = cosimulate(mac_dot.block(lanes), design=design, simulator=simulator, vectors=8, seed=seed, pattern=pattern)
+    assert report.mismatch is None, report
+
+
+def test_a_flipped_constant_is_found(tmp_path, seed):
+    text = (assets.path("rtl_models") / "mac_dot" / "mac_dot.sv").read_text()
+    assert text.count("beat_last ? '0 : sum_d") == 1
+    (tmp_path / "broken.sv").write_text(text.replace("beat_last ? '0 : sum_d", "beat_last ? SumBits'(1) : sum_d"))
+    report = cosimulate(
+        mac_dot.block(4), design=Design(head_dim=16, max_keys=32), simulator="icarus", vectors=4, seed=seed,
+        dut=tmp_path / "broken.sv", top="mac_dot",
+    )  # fmt: skip
+    assert report.mismatch is not None
+
+
+@pytest.mark.parametrize("lanes", [1, 16])
+def test_mac_dot_has_multipliers(lanes):
+    if (reason := synth.missing()) is not None:
+        (pytest.fail if "CI" in os.environ else pytest.skip)(reason)
+    assert synth.netlist("mac_dot", parameters={"Lanes": lanes}).multipliers == {"$mul": lanes}
