@@ -49,7 +49,7 @@ def cosim(
                 parameters=_parameters(parameter or []), dut=dut, top=top, waves=True,
             )  # fmt: skip
             reports.append(report)
-            typer.echo(f"{name}, {simulator}, {report.cycles} cycles: {report.values} values compared")
+            typer.echo(f"{name}, {simulator}: {report.cycles} cycles, values compared: {report.values}")
             if report.mismatch is not None:
                 typer.echo(str(report))
                 break

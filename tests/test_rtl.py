@@ -384,3 +384,18 @@ def test_vectors_are_written_for_other_benches(block: str, app: typer.Typer, tmp
             assert [int(line, 16) for line in lines] == [value % (1 << field["width"]) for value in values]
     assert Design.from_dict(manifest["design"]) == Design()
     assert (tmp_path / FILE).read_text() == package(Design())
+
+
+def test_tutorial_shows_what_happens(tmp_path: Path) -> None:
+    need("icarus")
+    page = Path(__file__).parents[1] / "docs/tutorial/bring-your-own-rtl.md"
+    text = page.read_text(encoding="utf-8")
+    faulty, line = re.findall(r"```systemverilog\n(.*?)```", text, re.DOTALL)
+    shown = re.findall(r"```console\n\$ santa-hw [^\n]*\n(.*?)```", text, re.DOTALL)
+    fixed = re.sub(r"  assign product = .*\n", line, faulty)
+    for i, (module, told) in enumerate(zip((faulty, fixed), shown, strict=True)):
+        dut = tmp_path / f"{i}.sv"
+        dut.write_text(module, encoding="utf-8")
+        report = rtl.cosimulate("offset_scale", simulator="icarus", dut=dut, top="my_offset")
+        assert told.startswith(f"offset_scale, icarus: {report.cycles} cycles, values compared: {report.values}\n")
+        assert str(report) in told

@@ -49,7 +49,7 @@ class Bench:
         self.random = random.Random(self.work["seed"])
         self.sources = [_Port(dut, s, driven=True) for s in self.work["inputs"]]
         self.sinks = [_Port(dut, s, driven=False) for s in self.work["outputs"]]
-        self.cycle, self.busy = -RESET_CYCLES, 0
+        self.cycle, self.busy, self.values = -RESET_CYCLES, 0, 0
         self.mismatch: Mismatch | None = None
         self.gaps = _GAPS[self.work["idle"]], _GAPS[self.work["stall"]]
         self.after = self.work["stall"] == "after"
@@ -63,6 +63,7 @@ class Bench:
         found = {
             "missing": missing,
             "cycles": self.busy,
+            "values": self.values,
             "mismatch": None if self.mismatch is None else vars(self.mismatch),
         }
         self.file.with_suffix(".found.json").write_text(json.dumps(found), encoding="utf-8")
@@ -145,6 +146,7 @@ class Bench:
             self._differ(port, port.names[0], "0", "1", f"beat {port.at}: more than expected")
             return
         for name, (_, width), value, text in zip(port.names[2:], port.fields, port.beats[port.at], found, strict=True):
+            self.values += 1
             expected = binary(value, width)
             if text.lower() != expected:
                 first = port.vectors.index(port.vectors[port.at])

@@ -150,7 +150,6 @@ def cosimulate(
     if mismatch is not None and waves:
         built = _build(block, design, simulator, values, dut, top, waves=True)
         _, waveform = _run(block, simulator, built, top, work, waves=True)
-    compared = sum(len(beat) for vector in vectors for beats in vector.outputs.values() for beat in beats)
     return Report(
         block=block.name,
         simulator=simulator,
@@ -159,7 +158,7 @@ def cosimulate(
         pattern=pattern,
         seed=seed,
         vectors=len(vectors),
-        values=compared,
+        values=found["values"],
         cycles=found["cycles"],
         mismatch=mismatch,
         waveform=waveform,
