@@ -211,7 +211,7 @@ def _yosys(script: Sequence[str], folder: Path, top: str) -> None:
     )
     if run.returncode:
         lines = (run.stdout + run.stderr).splitlines()
-        told = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no message")
+        told = next((line for line in lines if "error:" in line.lower()), lines[-1] if lines else "no message")
         raise ValueError(f"yosys refuses module {top}: {told.strip()}")
 
 

@@ -9,7 +9,7 @@ import pytest
 from santa_hw import assets, synth
 from santa_hw.design import Design
 from santa_hw.rtl import SIMULATORS, cosimulate
-from santa_hw.rtl.blocks import mac_dot
+from santa_hw.rtl.blocks import mac_dot, softmax_values
 from santa_hw.rtl.simulation import missing
 
 
@@ -37,6 +37,29 @@ def test_mac_dot(simulator, head_dim, lanes, q_bits, k_bits, max_keys, pattern, 
     assert report.mismatch is None, report
 
 
+# samples, head_dim, lanes, v_bits, weight_bits, max_keys, pattern
+VALUES = [
+    (64, 32, 4, 8, 16, 257, "both"),
+    (1, 8, 8, 4, 4, 33, "idle"),
+    (16, 6, 1, 24, 20, 1000, "stall"),
+    (4096, 12, 4, 2, 2, 32, "slow"),
+]
+
+
+@pytest.mark.parametrize("samples,head_dim,lanes,v_bits,weight_bits,max_keys,pattern", VALUES)
+def test_softmax_values(simulator, samples, head_dim, lanes, v_bits, weight_bits, max_keys, pattern, seed):
+    design = Design(samples=samples, head_dim=head_dim, v_bits=v_bits, weight_bits=weight_bits, max_keys=max_keys)
+    report = cosimulate(
+        softmax_values.block(lanes), design=design, simulator=simulator, vectors=9, seed=seed, pattern=pattern
+    )
+    assert report.mismatch is None, report
+
+
+def test_softmax_values_takes_its_guard_bits_from_the_samples():
+    with pytest.raises(ValueError, match=r"guard_bits = 2: log2\(samples\) = 6 is allowed"):
+        cosimulate("softmax_values", design=Design(guard_bits=2), simulator="icarus")
+
+
 def test_a_flipped_constant_is_found(tmp_path, seed):
     text = (assets.path("rtl_models") / "mac_dot" / "mac_dot.sv").read_text()
     assert text.count("beat_last ? '0 : sum_d") == 1
@@ -49,7 +72,8 @@ def test_a_flipped_constant_is_found(tmp_path, seed):
 
 
 @pytest.mark.parametrize("lanes", [1, 16])
-def test_mac_dot_has_multipliers(lanes):
+@pytest.mark.parametrize("block", ["mac_dot", "softmax_values"])
+def test_baselines_have_multipliers(block, lanes):
     if (reason := synth.missing()) is not None:
         (pytest.fail if "CI" in os.environ else pytest.skip)(reason)
-    assert synth.netlist("mac_dot", parameters={"Lanes": lanes}).multipliers == {"$mul": lanes}
+    assert synth.netlist(block, parameters={"Lanes": lanes}).multipliers == {"$mul": lanes}
