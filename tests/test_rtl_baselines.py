@@ -60,13 +60,21 @@ def test_softmax_values_takes_its_guard_bits_from_the_samples():
         cosimulate("softmax_values", design=Design(guard_bits=2), simulator="icarus")
 
 
-def test_a_flipped_constant_is_found(tmp_path, seed):
-    text = (assets.path("rtl_models") / "mac_dot" / "mac_dot.sv").read_text()
-    assert text.count("beat_last ? '0 : sum_d") == 1
-    (tmp_path / "broken.sv").write_text(text.replace("beat_last ? '0 : sum_d", "beat_last ? SumBits'(1) : sum_d"))
+@pytest.mark.parametrize(
+    "block,was,now",
+    [
+        (mac_dot.block(4), "beat_last ? '0 : sum_d", "beat_last ? SumBits'(1) : sum_d"),
+        (softmax_values.block(4), "(RemainderBits'(acc) << (Guard + 1))", "(RemainderBits'(acc) << Guard)"),
+        (softmax_values.block(4), "if (beat_last) mass_q <= '0;", "if (beat_last) mass_q <= MassBits'(1);"),
+    ],
+)
+def test_a_flipped_constant_is_found(block, was, now, tmp_path, seed):
+    text = (assets.path("rtl_models") / block.name / f"{block.name}.sv").read_text()
+    assert text.count(was) == 1
+    (tmp_path / "broken.sv").write_text(text.replace(was, now))
     report = cosimulate(
-        mac_dot.block(4), design=Design(head_dim=16, max_keys=32), simulator="icarus", vectors=4, seed=seed,
-        dut=tmp_path / "broken.sv", top="mac_dot",
+        block, design=Design(head_dim=16, max_keys=32), simulator="icarus", vectors=4, seed=seed,
+        dut=tmp_path / "broken.sv", top=block.name,
     )  # fmt: skip
     assert report.mismatch is not None
 
