@@ -5,6 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Where to find torch's wheels, if not where tools/install-torch.sh looks by itself.
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
+SIMULATOR ?= verilator
 DEMO ?= --method santa,top-k,dense --samples 16,64,256 --bits 4,6,8 --windows 1 --seeds 1 \
 	--json build/demo.json --plot build/demo.png
 
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint format bench docs clean
+.PHONY: setup demo test cosim formal lint format bench docs clean
 
 setup: $(READY)
 
@@ -21,7 +22,7 @@ $(READY): pyproject.toml constraints.txt tools/install-torch.sh
 	$(PYTHON) -m venv $(VENV)
 	tools/install-torch.sh $(BIN)/python $(TORCH_INDEX)
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation --editable '.[dev]'
+	$(PIP) --no-build-isolation --editable '.[dev,rtl]'
 	touch $@
 
 demo: $(READY)
@@ -30,6 +31,13 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Every RTL block against the golden model.
+cosim: $(READY)
+	$(BIN)/santa-hw cosim --simulator $(SIMULATOR)
+
+formal: $(READY)
+	$(BIN)/python formal/run.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

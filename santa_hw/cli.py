@@ -13,6 +13,8 @@ import typer
 
 from santa_hw import __version__
 from santa_hw.cli_energy import energy
+from santa_hw.cli_rtl import cosim, vectors
+from santa_hw.cli_synth import synth
 from santa_hw.console import reporting
 
 if TYPE_CHECKING:
@@ -296,6 +298,9 @@ def fetch(
 
 
 app.command()(energy)
+app.command()(cosim)
+app.command()(vectors)
+app.command()(synth)
 
 
 def main() -> None:

