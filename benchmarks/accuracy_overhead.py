@@ -16,7 +16,7 @@ from santa_hw import models
 from santa_hw.design import Design
 from santa_hw.evaluate.perplexity import Perplexity, windows
 
-ROUNDS = 4
+ROUNDS = 2
 
 
 def main() -> None:

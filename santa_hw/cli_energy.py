@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +23,7 @@ _SHAPE, _BUDGET, _TABLES, _MACHINE, _FROM = (
 )  # fmt: skip
 ALL = "all"
 KEYS = 32768
+SAMPLES = 128
 METHODS = "dense-bf16,dense,top-k,santa"
 # What makes no sense beside a file, whose rows say it themselves, and what makes none without one.
 _WITHOUT_FROM = (
@@ -28,6 +32,29 @@ _WITHOUT_FROM = (
 )  # fmt: skip
 _WITH_FROM = ("target",)
 _ROWS_SHAPE = ("heads", "kv_heads", "layers")
+_SAMPLING = ("santa", "santa-ternary", "iid")
+_FIXED_POINT = ("dense", "top-k", *_SAMPLING)
+# The methods that an option has an effect with, where it is not all of them.
+_METHOD_OPTIONS: dict[str, tuple[str, ...]] = {
+    # Dense takes its guard bits from the budget.
+    "samples": ("dense", *_SAMPLING),
+    "top_k": ("top-k",),
+    "ternary_samples": ("santa-ternary",),
+    "bits": _FIXED_POINT,
+    "design": _FIXED_POINT,
+    "unique_rows": _SAMPLING,
+    "group_rows": ("top-k", *_SAMPLING),
+    "features": ("santa-ternary",),
+    "additions": ("santa-ternary",),
+    "score_memory": ("dense", *_SAMPLING),
+}
+# What the library calls an option's argument, where it is not the option's own name.
+_ARGUMENTS = {
+    "method": "methods", "burst_bytes": "burst", "interleave_bytes": "interleave",
+    "score_memory_bytes": "score_memory", "clock_ghz": "clock", "bandwidth_gb_s": "bandwidth",
+    "latency_ns": "latency", "q_bits": "bits", "k_bits": "bits", "v_bits": "bits",
+}  # fmt: skip
+MOST_KEYS = 1 << 30
 
 
 def energy(
@@ -52,7 +79,9 @@ def energy(
             rich_help_panel=_BUDGET,
         ),
     ] = METHODS,
-    samples: Annotated[int, typer.Option(help="Budget S.", rich_help_panel=_BUDGET)] = 128,
+    samples: Annotated[
+        int | None, typer.Option(help="Budget S. Default: the design file's, or 128.", rich_help_panel=_BUDGET)
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="k of top-k. Default: S.", rich_help_panel=_BUDGET)] = None,
     ternary_samples: Annotated[
         int | None, typer.Option(help="Budget B of santa-ternary.", rich_help_panel=_BUDGET)
@@ -131,11 +160,13 @@ def energy(
     """
     from santa_hw.console import reporting
 
-    with reporting():
+    with reporting(), _naming_options(ctx):
         from santa_hw.cycles import Machine
 
         _check_given(ctx, from_file)
         _check_files(plot, json_file, from_file)
+        if not 0 <= keys <= MOST_KEYS:
+            raise ValueError(f"--keys {keys}: 0 to {MOST_KEYS} is allowed")
         tables, memories = _tables(table), _memories(memory)
         layout = {
             "key_layout": key_layout,
@@ -150,39 +181,88 @@ def energy(
             rows = _beside_accuracy(from_file, shape, sizes, tables, memories, machine, layout, target, plot)
         else:
             where = _shape(shape, heads, kv_heads, head_dim, layers, batch)
+            named = _methods(methods)
+            _check_methods(ctx, named)
+            stated = _stated(design)
             rows = _bills(
                 where,
                 keys,
-                _methods(methods),
+                named,
                 _design(design, keys, bits, ternary_samples),
-                {"samples": samples, "top_k": top_k},
+                {"samples": stated.get("samples", SAMPLES) if samples is None else samples, "top_k": top_k},
                 {"unique_rows": unique_rows, "group_rows": group_rows, "features": features, "additions": additions},
                 tables,
                 memories,
                 machine,
                 layout,
                 plot,
+                ctx=ctx,
+                file=design,
+                stated=stated,
             )
         if json_file is not None:
-            json_file.write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            _write(json_file, rows)
             typer.echo(f"{len(rows)} rows in {json_file}", err=True)
 
 
 # Options --------------------------------------------------------------------------------------------------------------
 
 
+def _given(ctx: typer.Context) -> set[str]:
+    """Names of the options on the command line."""
+    return {name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE"}  # type: ignore[union-attr]
+
+
+def _option(name: str) -> str:
+    return {"from_file": "--from", "json_file": "--json"}.get(name, f"--{name.replace('_', '-')}")
+
+
+@contextmanager
+def _naming_options(ctx: typer.Context, **also: str) -> Iterator[None]:
+    """Errors about an argument name the option that it came from; `also`: options for arguments that have several."""
+    try:
+        yield
+    except ValueError as error:
+        found = re.match(r"(\w+) = ([^:;,]*)", str(error))
+        name = None if found is None else also.get(found[1]) or _ARGUMENTS.get(found[1], found[1])
+        if found is None or name not in ctx.params or (name == "bits" and ctx.params["bits"] is None):
+            from santa_hw.design import FIELDS
+
+            if found is None or found[1] not in FIELDS or ctx.params["design"] is None:
+                raise
+            raise ValueError(f"{ctx.params['design']}: {error}") from error
+        default = "" if name in _given(ctx) else " (its default)"
+        if name == "samples" and default and ctx.params["design"] is not None:
+            default = f" (of {ctx.params['design']})"
+        rest = str(error)[found.end() :]
+        raise ValueError(f"{_option(name)} {found[2].rstrip()}{default}{rest}") from error
+
+
 def _check_given(ctx: typer.Context, from_file: Path | None) -> None:
-    given = {name for name in ctx.params if ctx.get_parameter_source(name).name == "COMMANDLINE"}  # type: ignore[union-attr]
+    given = _given(ctx)
     idle = _WITHOUT_FROM if from_file is not None else _WITH_FROM
     for name in idle:
         if name in given:
             how = "with --from, whose rows say it" if from_file is not None else "without --from"
-            raise ValueError(f"--{name.replace('_', '-')} has no effect {how}: leave it out")
+            raise ValueError(f"{_option(name)} has no effect {how}: leave it out")
     if from_file is not None and given & set(_ROWS_SHAPE) and not set(_ROWS_SHAPE) <= given:
         raise ValueError("--heads, --kv-heads and --layers with --from: all of them are allowed, or none")
     for name in ("heads", "kv_heads", "head_dim", *(("layers",) if from_file is not None else ())):
         if name in given and "shape" in given:
-            raise ValueError(f"--shape and --{name.replace('_', '-')}: one of them is allowed")
+            raise ValueError(f"--shape and {_option(name)}: one of them is allowed")
+
+
+def _check_methods(ctx: typer.Context, methods: Sequence[str]) -> None:
+    """Refuse options that none of the methods uses."""
+    given = _given(ctx)
+    for name, users in _METHOD_OPTIONS.items():
+        if name == "samples" and "top_k" not in given:
+            users = (*users, "top-k")
+        if name in given and not set(users) & set(methods):
+            raise ValueError(
+                f"{_option(name)} has no effect with --methods {','.join(methods)}: leave it out, "
+                f"or choose {', '.join(users)}"
+            )
 
 
 def _check_files(plot: Path | None, json_file: Path | None, from_file: Path | None) -> None:
@@ -190,13 +270,42 @@ def _check_files(plot: Path | None, json_file: Path | None, from_file: Path | No
         from santa_hw.report import check_suffix
 
         check_suffix(plot)
-    files = [path for path in (plot, json_file, from_file) if path is not None]
-    for path in files:
+    named = {"--plot": plot, "--json": json_file, "--from": from_file}
+    files = {option: path for option, path in named.items() if path is not None}
+    for option, path in files.items():
+        if path.is_dir():
+            raise ValueError(f"{option} {path}: it is a folder; a file is allowed")
         if not path.expanduser().absolute().parent.is_dir():
-            raise ValueError(f"{path}: there is no folder {path.parent}")
-    resolved = [path.resolve() for path in files]
+            raise ValueError(f"{option} {path}: there is no folder {path.parent}")
+    resolved = [path.resolve() for path in files.values()]
     if len(set(resolved)) < len(resolved):
-        raise ValueError(f"{files[0]}: files of different names are allowed for --plot, --json and --from")
+        raise ValueError(f"{next(iter(files.values()))}: files of different names are allowed for --plot, --json and "
+                         "--from")  # fmt: skip
+    for option, path in files.items():
+        if option != "--from" and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise ValueError(f"{option} {path}: it cannot be written; a file or folder that can be is allowed")
+    if json_file is not None and json_file.exists():
+        _check_replaceable(json_file)
+
+
+def _check_replaceable(file: Path) -> None:
+    """A file is replaced only by its like: what accuracy computed in hours is not."""
+    allowed = "a new name, or a file that santa-hw energy wrote, is allowed"
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except ValueError:
+        rows = None
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and "total_pj" in row for row in rows):
+        raise ValueError(f"--json {file}: it is there already and holds no rows of cost; {allowed}")
+
+
+def _write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """The whole file or none of it; a link stays a link."""
+    text = json.dumps(rows, indent=1, allow_nan=False) + "\n"
+    file = file.resolve()
+    part = file.with_name(f".{file.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, file)
 
 
 def _parts(option: str, text: str, everything: Sequence[str]) -> list[str]:
@@ -258,6 +367,30 @@ def _design(file: Path | None, keys: int, bits: int | None, ternary_samples: int
     return base.replace(**changes)
 
 
+def _stated(file: Path | None) -> dict[str, Any]:
+    """The fields that a design file gives, defaults left out."""
+    if file is None:
+        return {}
+    import tomllib
+
+    from santa_hw.design import Design
+
+    design = Design.from_toml(file)
+    return {name: getattr(design, name) for name in tomllib.loads(file.read_text(encoding="utf-8")).get("design", {})}
+
+
+def _print_overridden(console: Any, file: Path, stated: Mapping[str, Any], work: Sequence[Any]) -> None:
+    """Fields of a design file that methods, shape or keys take the place of."""
+    for name in ("method", "scores", "sampler", "head_dim", "max_keys"):
+        others = [item for item in work if item.numbers == "int" and stated.get(name) != getattr(item.design, name)]
+        # A sampler is read by the methods that sample, scores by those that compute in fixed point.
+        if name == "sampler":
+            others = [item for item in others if item.design.method == "santa"]
+        if name in stated and others:
+            instead = ", ".join(f"{getattr(item.design, name)} for {item.method}" for item in others)
+            console.print(f"{file}: {name} = {stated[name]} gives way to {instead}", highlight=False)
+
+
 # Running and showing --------------------------------------------------------------------------------------------------
 
 
@@ -273,12 +406,20 @@ def _bills(
     machine: Machine,
     layout: dict[str, Any],
     plot: Path | None,
+    *,
+    ctx: typer.Context,
+    file: Path | None,
+    stated: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     from santa_hw import report_cost
     from santa_hw.cost import cost_row
     from santa_hw.events import workload
 
-    work = [workload(method, shape, keys, design=design, given=given, **budgets) for method in methods]
+    work = []
+    for method in methods:
+        own = {"samples": "top_k"} if method == "top-k" and budgets["top_k"] is not None else {}
+        with _naming_options(ctx, **own):
+            work.append(workload(method, shape, keys, design=design, given=given, **budgets))
     rows = [
         cost_row(
             item,
@@ -301,6 +442,8 @@ def _bills(
     else:
         console.print(report_cost.sensitivity_table(rows))
         console.print(report_cost.LIMITS)
+    if file is not None:
+        _print_overridden(console, file, stated, work)
     for note in dict.fromkeys(note for item in work for note in item.notes):
         named = ", ".join(item.method for item in work if note in item.notes)
         console.print(f"{note} ({named})", highlight=False)
@@ -336,6 +479,7 @@ def _beside_accuracy(
         raise ValueError("--plot with --from: one --table and one --memory are allowed")
     found = read_rows(file)
     shape = None if shape_name is None else shape_named(shape_name)
+    pareto.check_rows(found, file)
     if sizes[0] is not None and sizes[1] is not None and sizes[2] is not None:
         dims = {row["design"]["head_dim"] for row in found if pareto.method_of(row) is not None}
         shape = Shape(sizes[0], sizes[1], dims.pop() if len(dims) == 1 else 1, sizes[2])
@@ -345,13 +489,16 @@ def _beside_accuracy(
     for table in tables:
         for memory in memories:
             place = memory.layout(**layout)
-            points = pareto.price(found, table, memory, machine=machine, shape=shape, layout=place)
+            points = pareto.price(found, table, memory, machine=machine, shape=shape, layout=place, file=file)
             score = report_cost.score_name(points)
             reference = pareto.floating_reference(points, table, memory, shape=shape, layout=place)
             equal = [] if target is None else pareto.equal_accuracy(points, target)
             console.print(report_cost.priced_table(points))
             if reference is not None:
                 console.print(f"dense-bf16 on the same steps: {report_cost.energy_text(reference)} a token")
+            else:
+                differ = ", ".join(pareto.differing(points))
+                console.print(f"rows of several settings ({differ} differ): compare only those of one", highlight=False)
             if target is not None:
                 console.print(report_cost.equal_table(equal, target, score))
             for note in dict.fromkeys(note for point in points for note in point.cost["notes"]):
@@ -367,18 +514,21 @@ def _beside_accuracy(
 
 
 def _equal_row(item: Any, target: float | None, table: str, memory: str) -> dict[str, Any]:
-    def ends(interval: Any) -> dict[str, Any] | None:
-        return None if interval is None else interval._asdict()
-
+    numbers = {"samples": item.samples, "total_pj": item.pj, "ratio_to_dense": item.ratio}
+    cost = item.cost or {}
     return {
         "method": item.method,
         "table": table,
         "memory": memory,
         "target": target,
         "status": item.status,
-        "samples": ends(item.samples),
-        "total_pj": ends(item.pj),
-        "ratio_to_dense": ends(item.ratio),
+        **{name: None if interval is None else interval.value for name, interval in numbers.items()},
+        **{
+            f"{name}_interval": None if interval is None else {"low": interval.low, "high": interval.high}
+            for name, interval in numbers.items()
+        },
+        # Known where they were measured: a design between two budgets did not run.
+        **{name: cost.get(name) for name in ("compute_pj", "memory_pj", "stages", "events", "cycles", "bound")},
         "reached": item.reached,
         "design": item.row and item.row["design"],
     }

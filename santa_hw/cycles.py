@@ -3,21 +3,26 @@
 The formulas are those that the RTL is held to. One head on one engine, with N keys, S samples and L lanes:
 
 ==============  ==================================================================================================
-score           N * ceil(d / L); with ternary scores N * ceil(A / L), A additions a key. Maximum in passing
-selection       N, one score a cycle into the heap, in step with the scores (top-k)
-mass            N / P, P = `weights_per_cycle` (top-k: k / P); dense adds value rows in the same pass
+score           N * ceil(d / L); with ternary scores N * ceil(A / L), A the mean additions a key. Maximum in passing
+selection       N + I (top-k): each score is compared with the heap's root, and each of I = k * (1 + ln(N / k)) expected
+                insertions (N, if N <= k) takes a cycle more; in step with the scores
+mass            N / P, P = `weights_per_cycle`; top-k: of the kept scores alone, min(k, N) / P; dense adds value rows in
+                the same pass
 offset          R a word, bit-serial
 sampler         N + S: at most one key a cycle, and a cycle for each sample; i.i.d. sorts first,
                 sigma * (sigma + 1) / 2 steps of a bitonic network
 value           C * ceil(d / L), C rows added (S with repeated additions, fewer set bits with shift-add)
-normalise       ceil(d / L) * bits of the quotient, one a cycle (baselines)
-random words    20 a Threefry block, a round a cycle; 32 a word of the LFSR; before the scores are there
+normalise       ceil(d / L) * bits of the quotient, one a cycle (baselines); in floating point 8 for the reciprocal and
+                ceil(d / L)
+random words    20 a Threefry block of two words, a round a cycle; 32 a word of the LFSR. A unit of its own, beside
+                the scores; the words of a head are those of its offsets and of its ternary query
 memory          bits / bandwidth; rows read one by one take at least latency / `outstanding` each
 ==============  ==================================================================================================
 
-A wave is one head an engine. Its phases follow each other: score; mass; offset; sampler with the gather; normalise.
-Units of different waves overlap, so that a layer takes the phases of one wave and, for each further wave, the busy time
-of the busiest unit. Layers follow each other.
+A wave is one head an engine. Its phases follow each other: score, with selection, random words and key reads beside it;
+mass; offset; sampler, with the gather and the value unit beside it; normalise; and the latency of two accesses. Mass,
+offset and sampler share a unit, `weight`. Units of different waves overlap, so that a layer takes the phases of one
+wave and, for each further wave, the busy time of the busiest unit. Layers follow each other.
 """
 
 from __future__ import annotations

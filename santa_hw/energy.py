@@ -21,7 +21,8 @@ from santa_hw import assets
 from santa_hw.events import NUMBERS, STAGES, Layout, Operation
 
 CONFIDENCES = ("primary", "secondary", "estimate")
-"""Best first. Primary: read in the source itself. Secondary: as others quote the source. Estimate: ours."""
+"""Best first. Primary: read in the source itself. Secondary: as others quote the source. Estimate: ours, or ascribed to
+a source that nobody has checked it against."""
 
 TABLE_OPERATIONS = ("add", "multiply", "divide", "shift", "compare", "xor", "register", "sram")
 """What a logic table may have entries for. Without entries of their own, a comparison is an addition, and a division

@@ -7,9 +7,12 @@ attention for one query position, at the lengths that the run saw.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +23,17 @@ from santa_hw.cycles import Machine
 from santa_hw.design import Design
 from santa_hw.energy import Bill, Memory, Table, bill
 from santa_hw.events import METHODS, SHAPES, Layout, Shape, Tally, Workload, operations, total
+from santa_hw.sweep import FLOAT_METHODS, IDENTITY
 
 Row = dict[str, Any]
 
 RESAMPLES = 2000
 _TALLY_FIELDS = {field.name for field in dataclasses.fields(Tally)}
 _FIXED = ("santa", "top-k", "dense")
+_KNOWN = (*_FIXED, "schedule", *FLOAT_METHODS)
+_DESIGN_COLUMNS = ("method", "samples", "head_dim", "q_bits", "k_bits", "v_bits", "scores", "sampler")
+SETTING = tuple(name for name in IDENTITY if name not in ("method", "samples", "design", "seed"))
+"""Columns that say what a row was measured on: scores are comparable where all of them are the same."""
 
 
 class Interval(NamedTuple):
@@ -45,7 +53,7 @@ class Priced:
     method : str
         One of :data:`santa_hw.events.METHODS`.
     family : str
-        Everything that tells designs apart but the budget: equal families differ in budget alone.
+        Setting and design but for the budget: points of one family differ in budget alone.
     samples : int or None
     score : numpy.ndarray
         (seeds, pieces): divergence, or accuracy, of each window or trial.
@@ -66,6 +74,157 @@ class Priced:
     def pj(self) -> float:
         """Energy of a token."""
         return float(self.cost["total_pj"])
+
+    @property
+    def setting(self) -> Row:
+        """What it was measured on: the columns ``SETTING``."""
+        return {name: self.row.get(name) for name in SETTING}
+
+
+def differing(points: Iterable[Priced]) -> tuple[str, ...]:
+    """Columns of ``SETTING`` in which points differ; none where they may be compared."""
+    settings = [point.setting for point in points]
+    return tuple(name for name in SETTING if any(setting[name] != settings[0][name] for setting in settings))
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+
+def check_rows(rows: Iterable[Row], file: str | Path | None = None) -> None:
+    """Refuse rows that cannot be priced: foreign, damaged or of another version.
+
+    Rows of methods that have no cost (schedules, floating point) are looked at no further.
+
+    Parameters
+    ----------
+    rows : iterable of dict
+    file : path, optional
+        Where they come from, for the message.
+
+    Raises
+    ------
+    ValueError
+        Names the file, the number of the row (the first is 1), the column, its value and what is allowed.
+    """
+    for number, row in enumerate(rows, 1):
+        with _at(number, file):
+            _check_row(row)
+
+
+@contextmanager
+def _at(number: int, file: str | Path | None) -> Iterator[None]:
+    """Errors about a row name it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{'' if file is None else f'{file}, '}row {number}: {error}") from error
+
+
+def _check_row(row: Mapping[str, Any]) -> None:
+    if row.get("method") not in _KNOWN:
+        raise ValueError(f"method = {_short(row.get('method'))}: allowed are {', '.join(_KNOWN)}")
+    design = row.get("design")
+    if row["method"] not in _FIXED or (isinstance(design, Mapping) and "layers" in design):
+        return
+    _check_design(row, design)
+    for name in ("window", "windows", "heads", "kv_heads", "layers"):
+        _check(row, name, _is_size, "1 or more, or null,")
+    _check(row, "model", lambda value: isinstance(value, str), "a name, or null,")
+    _check(row, "unique_rows", _is_amount, "a number from zero, or null,")
+    _check(row, "tally", lambda value: isinstance(value, Mapping), "a table of counts, or null,")
+    if row.get("tally"):
+        _check_tally(row["tally"])
+    _check(row, "kl_to_dense", _is_amount, "a number from zero, or null,")
+    _check(row, "accuracy", _is_share, "a number from 0 to 1, or null,")
+    if row.get("kl_to_dense") is not None:
+        _check_pieces(row, "per_window", "kl", _is_amount, "a number from zero")
+    elif row.get("accuracy") is not None:
+        _check_pieces(row, "per_trial", "score", _is_share, "a number from 0 to 1")
+    else:
+        raise ValueError(f"a row of method {row['method']!r} holds neither kl_to_dense nor accuracy")
+
+
+def _check_design(row: Mapping[str, Any], design: Any) -> None:
+    if not isinstance(design, Mapping):
+        raise ValueError(f"design = {_short(design)}: a table of design fields is allowed with method {row['method']}")
+    for name in _DESIGN_COLUMNS:
+        if name not in design:
+            raise ValueError(f"design = {_short(design)}: a table with the field {name} is allowed")
+    try:
+        made = Design.from_dict(design)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"design: {error}") from error
+    if made.method != row["method"]:
+        raise ValueError(f"design: method = {made.method!r}: the row's {row['method']!r} is allowed")
+    if made.method != "dense" and row.get("samples") != made.samples:
+        raise ValueError(f"samples = {_short(row.get('samples'))}: the design's {made.samples} is allowed")
+
+
+def _check_tally(tally: Mapping[str, Any]) -> None:
+    unknown = sorted(set(tally) - _TALLY_FIELDS)
+    if unknown:
+        raise ValueError(f"tally holds {unknown[0]!r}: allowed are {', '.join(sorted(_TALLY_FIELDS))}")
+    for name, value in tally.items():
+        if name == "lost_mass":
+            fits, allowed = _is_amount(value), "a number from zero"
+        elif name in ("head_steps", "group_steps"):
+            fits, allowed = _is_size(value), "1 or more"
+        else:
+            fits, allowed = _is_count(value), "an integer from zero"
+        if not fits:
+            raise ValueError(f"tally: {name} = {_short(value)}: {allowed} is allowed")
+    for name in ("head_steps", "group_steps"):
+        if name not in tally:
+            raise ValueError(f"tally = {_short(tally)}: a table with {name} is allowed")
+    live = tally["head_steps"] - tally.get("empty_steps", 0)
+    if live < 0:
+        most = tally["head_steps"]
+        raise ValueError(f"tally: empty_steps = {tally['empty_steps']}: at most head_steps = {most} is allowed")
+    if tally.get("visible_keys", 0) < live:
+        raise ValueError(
+            f"tally: visible_keys = {tally.get('visible_keys', 0)}: a key at least for each of {live} head steps that "
+            "are not empty is allowed"
+        )
+
+
+def _check_pieces(row: Mapping[str, Any], column: str, name: str, fits: Callable[[Any], bool], allowed: str) -> None:
+    pieces = row.get(column)
+    if pieces is None:
+        return
+    if not isinstance(pieces, list) or not all(isinstance(piece, Mapping) for piece in pieces):
+        raise ValueError(f"{column} = {_short(pieces)}: a list of tables with {name}, or null, is allowed")
+    for piece in pieces:
+        if not fits(piece.get(name)):
+            raise ValueError(f"{column}: {name} = {_short(piece.get(name))}: {allowed} is allowed")
+
+
+def _check(row: Mapping[str, Any], name: str, fits: Callable[[Any], bool], allowed: str) -> None:
+    """A column that may be null."""
+    value = row.get(name)
+    if value is not None and not fits(value):
+        raise ValueError(f"{name} = {_short(value)}: {allowed} is allowed")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_size(value: Any) -> bool:
+    return _is_count(value) and value > 0
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _is_share(value: Any) -> bool:
+    return _is_amount(value) and value <= 1
+
+
+def _short(value: Any) -> str:
+    """A value as text that fits into a line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def method_of(row: Mapping[str, Any]) -> str | None:
@@ -105,9 +264,7 @@ def tally_of(row: Mapping[str, Any], shape: Shape) -> tuple[Tally, tuple[str, ..
     """
     design = Design.from_dict(row["design"])
     if row.get("tally"):
-        unknown = sorted(set(row["tally"]) - _TALLY_FIELDS)
-        if unknown:
-            raise ValueError(f"tally holds {unknown[0]!r}: allowed are {', '.join(sorted(_TALLY_FIELDS))}")
+        _check_tally(row["tally"])
         tally = Tally(**row["tally"])
         if tally.head_steps % (shape.heads * shape.layers) or tally.head_steps * shape.kv_heads != (
             tally.group_steps * shape.heads
@@ -152,53 +309,74 @@ def price(
     machine: Machine | None = None,
     shape: Shape | None = None,
     layout: Layout | None = None,
+    file: str | Path | None = None,
 ) -> list[Priced]:
     """Accuracy rows with their cost per token, seeds brought together; rows that cannot be costed are left out.
+
+    Parameters
+    ----------
+    rows : iterable of dict
+    table : Table
+    memory : Memory
+    machine : Machine, optional
+    shape : Shape, optional
+        Default: each row's own, see :func:`shape_of`.
+    layout : Layout, optional
+        Default: the memory's.
+    file : path, optional
+        Where the rows come from, for messages.
 
     Raises
     ------
     ValueError
-        No row that can be costed, or one without what its cost takes.
+        No row that can be costed, or one that is damaged or without what its cost takes.
     """
-    groups: dict[tuple[str, str, int | None], list[Row]] = {}
-    for row in rows:
+    rows = list(rows)
+    check_rows(rows, file)
+    groups: dict[tuple[str, str, int | None], list[tuple[int, Row]]] = {}
+    for number, row in enumerate(rows, 1):
         method = method_of(row)
         if method is not None:
             samples = row["samples"] if row["design"]["method"] != "dense" else None
-            groups.setdefault((method, _family(row), samples), []).append(row)
+            groups.setdefault((method, _family(row), samples), []).append((number, row))
     if not groups:
-        raise ValueError("rows hold no fixed-point design: rows of method santa, top-k or dense are allowed")
+        where = "rows hold" if file is None else f"{file} holds"
+        raise ValueError(f"{where} no fixed-point design: rows of method santa, top-k or dense are allowed")
     return [
-        _price(method, family, samples, members, table, memory, machine or Machine(), shape, layout)
+        _price(method, family, samples, members, table, memory, machine or Machine(), shape, layout, file)
         for (method, family, samples), members in groups.items()
     ]
 
 
 def _family(row: Row) -> str:
-    """A row's design and setting but for budget and seed, as text."""
-    design = {name: value for name, value in row["design"].items() if name != "samples"}
-    setting = {
-        name: row.get(name) for name in ("task", "model_identity", "text_sha256", "window", "windows", "context")
-    }
-    return repr((sorted(design.items()), sorted(setting.items(), key=lambda item: item[0])))
+    """A row's setting and design but for budget and seed, as text."""
+    # Dense has no budget: what its design holds there decides its guard bits.
+    design = {name: value for name, value in row["design"].items() if name != "samples" or row["method"] == "dense"}
+    return json.dumps([{name: row.get(name) for name in SETTING}, design], sort_keys=True)
 
 
 def _price(
     method: str,
     family: str,
     samples: int | None,
-    rows: Sequence[Row],
+    members: Sequence[tuple[int, Row]],
     table: Table,
     memory: Memory,
     machine: Machine,
     given: Shape | None,
     layout: Layout | None,
+    file: str | Path | None,
 ) -> Priced:
-    shape = shape_of(rows[0], given)
+    rows = [row for _, row in members]
     design = Design.from_dict(rows[0]["design"])
-    if design.head_dim != shape.head_dim:
-        raise ValueError(f"shape has head_dim = {shape.head_dim}: the rows' {design.head_dim} is allowed")
-    tallies, notes = zip(*(tally_of(row, shape) for row in rows), strict=True)
+    counted = []
+    for number, row in members:
+        with _at(number, file):
+            shape = shape_of(row, given)
+            if design.head_dim != shape.head_dim:
+                raise ValueError(f"shape has head_dim = {shape.head_dim}: the rows' {design.head_dim} is allowed")
+            counted.append(tally_of(row, shape))
+    tallies, notes = zip(*counted, strict=True)
     tally = total(tallies)
     work = Workload(method, design, tally, "int", notes[0])
     cost = cost_row(work, table, memory, machine=machine, parallel_heads=shape.heads, layout=layout)
@@ -228,8 +406,11 @@ def floating_reference(
     shape: Shape | None = None,
     layout: Layout | None = None,
 ) -> float | None:
-    """pJ a token of floating-point dense attention on the steps of a dense row, or of any row; None without rows."""
-    if not priced_rows:
+    """pJ a token of floating-point dense attention on the steps of the rows, which are the same for all of them.
+
+    None where there are no rows, or rows of several settings, which saw different keys.
+    """
+    if not priced_rows or differing(priced_rows):
         return None
     row = priced_rows[0].row
     own = shape_of(row, shape)
@@ -278,6 +459,8 @@ class Equal:
         Share of the bootstrap samples in which the target is reached.
     row : dict or None
         A row of the design's family.
+    cost : dict or None
+        Its cost columns per token where they were measured; None between two budgets.
     """
 
     method: str
@@ -287,6 +470,7 @@ class Equal:
     ratio: Interval | None
     reached: float
     row: Row | None
+    cost: Row | None = None
 
 
 def equal_accuracy(
@@ -308,11 +492,21 @@ def equal_accuracy(
     Raises
     ------
     ValueError
-        A target that no score can have, or points with divergences beside points with accuracies.
+        A target that no score can have, points of several settings (another window, model, text, calibration, ...), or
+        points with divergences beside points with accuracies.
     """
+    if not points:
+        raise ValueError("points is empty: one point at least is allowed")
     kinds = {point.row.get("kl_to_dense") is not None for point in points}
     if len(kinds) > 1:
         raise ValueError("rows hold divergences and accuracies: rows of one task are allowed")
+    differ = differing(points)
+    if differ:
+        values = {json.dumps(point.setting[differ[0]]): None for point in points}
+        raise ValueError(
+            f"rows differ in {', '.join(differ)} ({differ[0]} = {' and '.join(_short(v)[1:-1] for v in values)}): "
+            "rows of one setting are allowed with a target"
+        )
     divergence = kinds == {True}
     if not (target > 0 and (divergence or target <= 1) and math.isfinite(target)):
         allowed = "a number above zero" if divergence else "a number above 0, at most 1,"
@@ -333,6 +527,7 @@ class _Reached(NamedTuple):
     samples: float | None
     pj: float
     row: Row
+    cost: Row | None
 
 
 def _resample(points: Sequence[Priced], rng: np.random.Generator) -> list[float]:
@@ -370,13 +565,13 @@ def _reach(members: Sequence[tuple[Priced, float]], target: float, divergence: b
         if sign * score > sign * target:
             continue
         if index == 0 or point.samples is None:
-            return _Reached("measured", point.samples, point.pj, point.row)
+            return _Reached("measured", point.samples, point.pj, point.row, point.cost)
         before, worse = members[index - 1]
         share = _share(worse, score, target, divergence)
         assert before.samples is not None
         samples = before.samples * (point.samples / before.samples) ** share
         along = (samples - before.samples) / (point.samples - before.samples)
-        return _Reached("interpolated", samples, before.pj + along * (point.pj - before.pj), point.row)
+        return _Reached("interpolated", samples, before.pj + along * (point.pj - before.pj), point.row, None)
     return None
 
 
@@ -405,7 +600,7 @@ def _equal(method: str, central: Mapping[str, _Reached], drawn: Mapping[str, Seq
         pairs = zip(drawn[method], drawn["dense"], strict=True)
         draws = [math.inf if a is None or b is None else a.pj / b.pj for a, b in pairs]
         ratio = _interval(found.pj / dense.pj, draws)
-    return Equal(method, found.status, samples, pj, ratio, reached, found.row)
+    return Equal(method, found.status, samples, pj, ratio, reached, found.row, found.cost)
 
 
 def _interval(value: float, draws: Sequence[float]) -> Interval:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from santa_hw.cycles import Machine, cycles, sampler_cycles
 from santa_hw.datapath import Draw, Exponents, attend
 from santa_hw.design import Design
-from santa_hw.events import METHODS, Layout, Shape, Tally, analytic, workload
+from santa_hw.events import METHODS, SHAPES, Layout, Shape, Tally, analytic, workload
 
 SLOW_MEMORY = Machine(engines=1, lanes=4, clock_ghz=1.0, bandwidth_gb_s=1.0, latency_ns=10.0, outstanding=1)
 """Eight bits a cycle."""
@@ -54,6 +54,28 @@ def test_baselines_by_hand():
     assert top.total == pytest.approx(2000 + 16 + max(32, top.stages["value rows"]) + 2 * 13)
     half = made("dense-fp16", Shape(1, 1, 8), 1000, fast)
     assert half.total == 2000 + 2000 + 8 + 2
+
+
+def test_selection_mass_and_random_words_as_the_documents_state_them():
+    """N + insertions, 2 N where all are kept; min(k, N) / P; 20 a pair of words, 32 a word of the LFSR."""
+    machine = dataclasses.replace(SLOW_MEMORY, weights_per_cycle=4)
+    kept = made("top-k", Shape(1, 1, 8), 100, machine, samples=128)
+    assert kept.stages["selection"] == 200 and kept.stages["mass"] == 100 / 4
+    assert made("top-k", Shape(1, 1, 8), 1000, machine, samples=128).stages["mass"] == 128 / 4
+    for rng, cycles_of in (("threefry", lambda words: 20 * -(-words // 2)), ("lfsr", lambda words: 32 * words)):
+        design = Design(head_dim=8, rng=rng)
+        iid = made("iid", Shape(1, 1, 8), 100, machine, design=design, samples=16)
+        assert iid.stages["random words"] == iid.busy["random"] == cycles_of(16)
+        # A word a feature of the query beside the offset's.
+        ternary = made("santa-ternary", Shape(1, 1, 8), 100, machine, design=design, samples=16)
+        assert ternary.stages["random words"] == cycles_of(8) + cycles_of(1)
+        busy = sum(ternary.stages[phase] for phase in ("mass", "offset", "sampler"))
+        assert ternary.busy["weight"] == busy
+
+
+def test_the_documents_speed_up_of_small_heads():
+    dense, santa = (made(name, SHAPES["smollm2-135m"], 8192, Machine(), samples=64) for name in ("dense", "santa"))
+    assert round(dense.total / santa.total, 2) == 0.67
 
 
 def test_waves_share_units():

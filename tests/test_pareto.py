@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 
 import numpy as np
 import pytest
@@ -17,7 +18,10 @@ from santa_hw.design import Design
 from santa_hw.energy import load_memory, load_table
 from santa_hw.events import SHAPES, Shape, Workload, analytic, total
 from santa_hw.pareto import (
+    SETTING,
     Interval,
+    check_rows,
+    differing,
     equal_accuracy,
     floating_reference,
     method_of,
@@ -25,6 +29,7 @@ from santa_hw.pareto import (
     shape_of,
     tally_of,
 )
+from santa_hw.sweep import IDENTITY
 
 SHAPE = Shape(4, 2, 64, layers=2)
 KEYS = 1000
@@ -226,9 +231,11 @@ def test_a_counted_window_costs_what_its_steps_cost():
         assert 0 <= sum(a["stages"][stage] for a in apart) / 64 - value + 1e-9 <= slack, stage
 
 
+TALLY = dataclasses.asdict(analytic(SANTA, SHAPE, KEYS))
 BAD = [
     (r"tally holds 'head_stepz': allowed are empty_steps", {"tally": {"head_stepz": 1}}),
-    (r"tally has 7 head steps and 1 group steps: whole steps of 2", {"tally": {"head_steps": 7, "group_steps": 1}}),
+    (r"tally has 7 head steps and 1 group steps: whole steps of 2", {"tally": TALLY | {"head_steps": 7,
+                                                                                       "group_steps": 1}}),
     (r"holds no tally: run santa-hw accuracy again, or give rows of", {"tally": None, "window": None}),
     (r"holds no tally: run santa-hw accuracy again, or give rows of", {"tally": None, "unique_rows": None}),
     (r"a row with ternary scores holds no tally", {"tally": None, "design": Design(scores="ternary").to_dict()}),
@@ -240,6 +247,93 @@ BAD = [
 def test_bad_rows_are_named(message, changes):
     with pytest.raises(ValueError, match=message):
         priced([row(SANTA, [1.0]) | changes])
+
+
+DAMAGED = [
+    ({"method": "snata"}, "method = 'snata': allowed are santa, top-k, dense, schedule, float-dense"),
+    ({"method": None}, "method = None: allowed are santa"),
+    ({"method": ["santa"]}, "method = ['santa']: allowed are santa"),
+    ({"design": None}, "design = None: a table of design fields is allowed with method santa"),
+    ({"design": {}}, "design = {}: a table with the field method is allowed"),
+    ({"design": {"method": "santa"}}, "design = {'method': 'santa'}: a table with the field samples is allowed"),
+    ({"design": SANTA.to_dict() | {"q_bits": "8"}}, "design: q_bits = '8': an integer from 2 to 24 is allowed"),
+    ({"design": SANTA.to_dict() | {"colour": 1}}, "design: design field 'colour' is unknown"),
+    ({"design": DENSE.to_dict()}, "design: method = 'dense': the row's 'santa' is allowed"),
+    ({"samples": None}, "samples = None: the design's 64 is allowed"),
+    ({"samples": 32}, "samples = 32: the design's 64 is allowed"),
+    ({"window": "x"}, "window = 'x': 1 or more, or null, is allowed"),
+    ({"windows": 0}, "windows = 0: 1 or more, or null, is allowed"),
+    ({"heads": True}, "heads = True: 1 or more, or null, is allowed"),
+    ({"model": 5}, "model = 5: a name, or null, is allowed"),
+    ({"unique_rows": -1}, "unique_rows = -1: a number from zero, or null, is allowed"),
+    ({"tally": 5}, "tally = 5: a table of counts, or null, is allowed"),
+    ({"tally": TALLY | {"unique_rows": "3"}}, "tally: unique_rows = '3': an integer from zero is allowed"),
+    ({"tally": TALLY | {"value_terms": -1}}, "tally: value_terms = -1: an integer from zero is allowed"),
+    ({"tally": TALLY | {"head_steps": 0}}, "tally: head_steps = 0: 1 or more is allowed"),
+    ({"tally": TALLY | {"lost_mass": float("nan")}}, "tally: lost_mass = nan: a number from zero is allowed"),
+    ({"tally": TALLY | {"empty_steps": 99}}, "tally: empty_steps = 99: at most head_steps = 8 is allowed"),
+    ({"tally": TALLY | {"visible_keys": 0}}, "tally: visible_keys = 0: a key at least for each of 8 head steps"),
+    ({"tally": {"head_steps": 8}}, "tally = {'head_steps': 8}: a table with group_steps is allowed"),
+    ({"kl_to_dense": "0.1"}, "kl_to_dense = '0.1': a number from zero, or null, is allowed"),
+    ({"kl_to_dense": float("nan")}, "kl_to_dense = nan: a number from zero, or null, is allowed"),
+    ({"kl_to_dense": -0.1}, "kl_to_dense = -0.1: a number from zero, or null, is allowed"),
+    ({"kl_to_dense": None, "accuracy": 1.5}, "accuracy = 1.5: a number from 0 to 1, or null, is allowed"),
+    ({"kl_to_dense": None, "accuracy": 1.0, "per_trial": [{"score": None}]}, "per_trial: score = None: a number from"),
+    ({"per_window": 5}, "per_window = 5: a list of tables with kl, or null, is allowed"),
+    ({"per_window": [{}]}, "per_window: kl = None: a number from zero is allowed"),
+    ({"per_window": [{"kl": "a"}]}, "per_window: kl = 'a': a number from zero is allowed"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), DAMAGED, ids=[m for _, m in DAMAGED])
+def test_damaged_rows_name_file_row_and_column(changes, message):
+    """A row of another program, or one that was edited, is told by where it is and what is wrong with it."""
+    rows = [row(DENSE, [0.003]), row(SANTA, [1.0]) | changes]
+    with pytest.raises(ValueError, match=f"^{re.escape(f'r.json, row 2: {message}')}") as caught:
+        check_rows(rows, "r.json")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    with pytest.raises(ValueError, match=f"^{re.escape(f'row 2: {message}')}"):
+        priced(rows)
+
+
+def test_rows_that_are_not_priced_are_not_looked_into():
+    check_rows([{"method": "float-sys", "design": None}, {"method": "schedule", "design": {"layers": []}},
+                {"method": "santa", "design": {"layers": []}}])  # fmt: skip
+
+
+OTHERS = {
+    "task": "needle", "model_identity": "m-2", "dtype": "bfloat16", "text_sha256": "u", "calibration_sha256": "c",
+    "windows": 3, "window": 2 * KEYS, "context": 5, "needles": 2, "trials": 7, "phases": "both",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("column", SETTING)
+def test_rows_of_another_setting_do_not_compete(column):
+    """Each is a family of its own; a target over both is refused, by the column's name; no reference is theirs."""
+    changed = {column: OTHERS.get(column, "other")}
+    points = priced([*curve(SANTA, 4.0), *(r | changed for r in curve(SANTA, 0.4)), row(DENSE, [0.003, 0.003])])
+    assert len({point.family for point in points if point.method == "santa"}) == 2 and len(points) == 9
+    assert differing(points) == (column,)
+    with pytest.raises(ValueError, match=rf"^rows differ in {column} \({column} = .* and .*\): rows of one setting"):
+        equal_accuracy(points, 0.05)
+    assert floating_reference(points, TABLE, MEMORY) is None
+    assert floating_reference(points[:4], TABLE, MEMORY) is not None
+
+
+def test_the_setting_is_the_identity_of_a_row_without_its_design():
+    assert {*SETTING, "method", "samples", "design", "seed"} == set(IDENTITY)
+
+
+def test_no_points_have_no_equal_accuracy():
+    with pytest.raises(ValueError, match="points is empty"):
+        equal_accuracy([], 0.05)
+
+
+def test_what_was_measured_has_its_cost_beside():
+    points = priced(ROWS)
+    found = {equal.method: equal for equal in equal_accuracy(points, 0.05, resamples=5)}
+    assert found["dense"].cost is not None and found["dense"].cost["total_pj"] == found["dense"].pj.value
+    assert found["santa"].cost is None
 
 
 def test_unequal_windows_are_refused():

@@ -228,7 +228,8 @@ def workload(
     shape : Shape
     keys : int
     design : Design, optional
-        Widths and choices; method, budget, sampler and scores follow from `method`, the head dimension from the shape.
+        Widths and choices; method, budget and scores follow from `method`, the head dimension from the shape. The
+        sampler is the design's, but for ``"iid"``, which brings its own.
     samples, top_k : int
         Budgets S and k (default: S).
     given : mapping, optional
@@ -238,13 +239,18 @@ def workload(
     Raises
     ------
     ValueError
-        An unknown method or mean, or what the design or :func:`analytic` refuses.
+        An unknown method or mean, santa with a design of independent draws (that is method ``"iid"``), or what the
+        design or :func:`analytic` refuses.
     """
     if method not in METHODS:
         near = difflib.get_close_matches(method, METHODS, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"method = {method!r}{hint}: allowed are {', '.join(METHODS)}")
     base = design or Design(max_keys=max(1, keys))
+    if method == "santa" and base.sampler == "iid":
+        raise ValueError(
+            "sampler = 'iid': systematic or stratified is allowed with method santa; independent draws are method iid"
+        )
     changes: dict[str, object] = {"head_dim": shape.head_dim}
     if method.startswith("dense"):
         changes |= {"method": "dense", "samples": samples, "scores": "dense"}
