@@ -151,7 +151,7 @@ def _encode_query(
         limits = (design.q_bits, design.e_min, design.e_max)
         saturated[b, h] = _query_rows(q[b, h], factor, folds[h], *limits, codes[b, h], exponents[b, h])
 
-    parallel.run([partial(task, b, h) for b in range(batch) for h in range(heads)])
+    parallel.run([partial(task, b, h) for b in range(batch) for h in range(heads)], q.size)
     return codes, exponents, _checked_total("q", saturated)
 
 
@@ -166,7 +166,7 @@ def _encode_cache(
     def task(b: int, h: int) -> None:
         saturated[b, h] = _cache_rows(x[b, h], units[h], limit, newest, codes[b, h])
 
-    parallel.run([partial(task, b, h) for b in range(x.shape[0]) for h in range(x.shape[1])])
+    parallel.run([partial(task, b, h) for b in range(x.shape[0]) for h in range(x.shape[1])], x.size)
     return codes, _checked_total(name, saturated)
 
 

@@ -19,11 +19,19 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def run(tasks: Sequence[Callable[[], None]]) -> None:
-    """Run all tasks on ``numba.get_num_threads()`` threads; the first exception is raised after all have ended."""
+_SMALL = 1 << 18
+"""Elements below which starting threads and limiting BLAS would take longer than the work."""
+
+
+def run(tasks: Sequence[Callable[[], None]], elements: int) -> None:
+    """Run all tasks on ``numba.get_num_threads()`` threads; the first exception is raised after all have ended.
+
+    `elements` is how many numbers they work through in all: few are not worth a thread.
+    """
     workers = min(numba.get_num_threads(), len(tasks))
-    if len(tasks) == 1:
-        tasks[0]()
+    if len(tasks) == 1 or elements < _SMALL:
+        for task in tasks:
+            task()
         return
     with _controller().limit(limits=1, user_api="blas"):
         if workers <= 1:

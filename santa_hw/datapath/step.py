@@ -179,7 +179,8 @@ def _decode(
     keep: Collection[str],
 ) -> Result:
     run = _prepare(design, codes, draw, lengths, mask, keep)
-    parallel.run([partial(_decode_block, run, b, kv, part) for b, kv, part in _blocks(run)])
+    tasks = [partial(_decode_block, run, b, kv, part) for b, kv, part in _blocks(run)]
+    parallel.run(tasks, codes.q.shape[1] * int(run.lengths.sum()))
     return _finish(run)
 
 
