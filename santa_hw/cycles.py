@@ -32,9 +32,8 @@ from dataclasses import dataclass
 
 from santa_hw.design import Design
 from santa_hw.events import NUMBERS, Layout, Tally, heap_insertions, operations
-from santa_hw.events.operation import LFSR_STEPS
+from santa_hw.rng import LFSR_STEPS, THREEFRY_ROUNDS
 
-THREEFRY_ROUNDS = 20
 RECIPROCAL_CYCLES = 8
 """Two Newton steps of a floating-point baseline."""
 

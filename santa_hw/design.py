@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import lru_cache
@@ -502,11 +502,6 @@ def exp2_table(score_frac: int, weight_bits: int, exp: str = "table") -> NDArray
     table = np.array(entries, dtype=np.int64)
     table.setflags(write=False)
     return table
-
-
-def designs_of(design: DesignLike, layers: Iterable[int]) -> list[Design]:
-    """The design of each layer in `layers`."""
-    return [design.layer(i) for i in layers]
 
 
 def _toml_value(value: Any) -> str:

@@ -25,7 +25,9 @@ import numpy.typing as npt
 __all__ = ["LFSR_MASK", "Purpose", "lfsr_jump", "lfsr_step", "threefry2x32", "words"]
 
 LFSR_MASK = 0xA3000000
+THREEFRY_ROUNDS = 20
 LFSR_PERIOD = 2**32 - 1
+LFSR_STEPS = 32  # single-bit steps a word
 STREAM_BITS = 14
 COUNT_BITS = 17  # 16 bits of counter, two words each
 
@@ -222,7 +224,7 @@ def _lfsr_rows(tables, seed, sequence, position, purpose, seed_high, drop, out):
     for r in range(rows):
         state, _ = threefry2x32(seed, sequence[r], purpose, seed_high[r])
         state = max(state, np.uint32(1))  # the all-zero state would never leave itself
-        steps = (np.int64(32) * np.int64(position[r]) * np.int64(count)) % np.int64(LFSR_PERIOD)
+        steps = (np.int64(LFSR_STEPS) * np.int64(position[r]) * np.int64(count)) % np.int64(LFSR_PERIOD)
         state = _jump(tables, state, steps)
         for j in range(count):
             state = _apply(word, state)

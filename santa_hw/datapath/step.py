@@ -234,7 +234,7 @@ def _prepare(
         raise ValueError(f"k has {keys} keys: at most max_keys = {design.max_keys} are allowed")
     lengths = _check_lengths(lengths, mask, batch, rows, keys)
     sequence, position = _check_draw(draw, batch, rows)
-    drawn = _words(design, draw, sequence, position, heads, kv_heads)
+    drawn = _words(design, draw, sequence, position, heads)
     factors = codes.q
     if design.scores == "ternary":
         query_words = _ternary_words(design, draw, sequence, position, heads, kv_heads)
@@ -306,7 +306,7 @@ def _check_draw(draw: Draw, batch: int, rows: int) -> tuple[NDArray[np.int64], N
 
 
 def _words(
-    design: Design, draw: Draw, sequence: NDArray[Any], position: NDArray[Any], heads: int, kv_heads: int
+    design: Design, draw: Draw, sequence: NDArray[Any], position: NDArray[Any], heads: int
 ) -> NDArray[np.uint32]:
     """The sampler's words, uint32 (B, H, T, words a step)."""
     stream = (draw.layer * heads + np.arange(heads))[None, :, None]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from santa_hw.design import Design
 from santa_hw.events.tally import Tally
+from santa_hw.rng import LFSR_STEPS, THREEFRY_ROUNDS
 
 STAGES = (
     "query",
@@ -54,10 +55,8 @@ NUMBERS = {"int": 0, "bf16": 16, "fp16": 16, "fp32": 32}
 
 ACTIVATION_BITS = 16
 """Width in which queries and new keys and values arrive from the projections."""
-THREEFRY_ADDS, THREEFRY_XORS, THREEFRY_ROTATIONS = 37, 22, 20
+THREEFRY_ADDS, THREEFRY_XORS, THREEFRY_ROTATIONS = 37, 22, THREEFRY_ROUNDS
 """Of one Threefry-2x32 block of 20 rounds, two words: 20 + 2 + 5 * 3 additions, 20 + 2 xors, a rotation a round."""
-LFSR_STEPS = 32
-"""Single-bit steps of a 32-bit word."""
 FLASH_TILE = 128
 """Keys between two rescalings of a floating-point baseline with online softmax."""
 _SORT_WRITES = 2
