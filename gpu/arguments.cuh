@@ -1,0 +1,93 @@
+// What a decode step is given, and how it is cut into work: plain structs, mirrored field by field in
+// santa_hw/gpu/library.py.
+#pragma once
+
+#include <cstdint>
+
+#include "cache.cuh"
+#include "threefry.cuh"
+
+namespace santa {
+
+enum ElementType : int32_t { kBfloat16 = 0, kFloat16 = 1, kInt8 = 2 };
+
+struct DecodeArguments {
+    Cache k, v;
+    DrawArguments draw;
+    const void* q;          // [B, H, d]; int8 codes for `fixed`
+    const int32_t* lengths; // [B]
+    void* out;              // [B, H, d]: q's type; for `fixed` int32 accumulators, or int64 codes if out_bits
+    void* workspace;        // control words zero at first use; every launch leaves them zero
+    int64_t workspace_bytes;
+    int64_t max_length; // bound of all lengths
+    int32_t type, batch, heads, kv_heads, head_dim, samples;
+    float scale; // `sys`: of the scores, log2(e) included
+    // `fixed`
+    const int32_t* shift;        // [B, H], from a dot product to a score; negative: left
+    const uint32_t* table;       // [2^score_frac]
+    const int32_t* output_shift; // [KV, d], or null: accumulators
+    int32_t score_frac, score_bits, weight_bits, half_up, rng_bits, out_bits;
+    int32_t ternary, ternary_shared, beta, query_frac; // query_frac = q_bits - 1
+    // On request, else null
+    int32_t* counts;         // [B, H, max_length]
+    int64_t* mass;           // [B, H]
+    int64_t* offset;         // [B, H]
+    int32_t* ternary_counts; // [B, H, d]
+    int32_t* accumulators;   // [B, H, d]
+    // How to cut the work; 0: the plan decides. They change the speed, never a count.
+    int32_t steps, tiles_per_unit;
+    int32_t stream;     // 1: two launches, 2: one launch that gathers beside the scores
+    int32_t slots;      // sequences that the scratch holds at a time when streaming; -1: all of them
+    int32_t multiprocessors; // blocks to plan for
+};
+
+// A tile is 16 * steps tokens with a maximum and a mass; a unit is what a block takes at a time: for `chunk` KV heads,
+// `lanes` runs of `tiles_per_unit` tiles each, one run and head a warp.
+struct Plan {
+    int32_t steps, tile, tile_shift, tiles_per_unit, unit_tokens;
+    int32_t chunk, chunks, lanes, group;
+    int32_t stages, stage_bytes;
+    int32_t grid, stream, slots;
+    int32_t split; // blocks of the gather that share a query head's samples
+    int32_t exponent;         // `sys`: a weight of one is 2^(16 + exponent) in the row's fixed-point masses
+    int32_t score_shared, gather_shared;
+    int64_t tokens, tiles; // of a row of the scratch, padding included
+    int64_t stats_at, stash_at, bytes;
+};
+
+// Head of the workspace; then finished[B], gathered[B].
+struct Control {
+    uint32_t error; // kept until read: 1 a length was out of range, 2 a page number was
+    uint32_t ticket, gather_ticket, exits;
+};
+
+struct Work {
+    DecodeArguments a;
+    Plan p;
+
+    __device__ Control* control() const { return static_cast<Control*>(a.workspace); }
+    __device__ uint32_t* finished() const { return reinterpret_cast<uint32_t*>(control() + 1); }
+    __device__ uint32_t* gathered() const { return finished() + a.batch; }
+    // First of a head's per-tile statistics, and of its 16-bit scores or weights, in a slot of the scratch.
+    template <typename Stat>
+    __device__ Stat* stats(int slot, int head) const {
+        char* base = static_cast<char*>(a.workspace) + p.stats_at;
+        return reinterpret_cast<Stat*>(base) + (int64_t(slot) * a.heads + head) * p.tiles;
+    }
+    __device__ uint16_t* stash(int slot, int head) const {
+        char* base = static_cast<char*>(a.workspace) + p.stash_at;
+        return reinterpret_cast<uint16_t*>(base) + (int64_t(slot) * a.heads + head) * p.tokens;
+    }
+};
+
+constexpr int kScoreWarps = 8;   // one KV head each, or several warps a head
+constexpr int kScoreThreads = (kScoreWarps + 1) * 32;
+constexpr int kGatherWarps = 7;  // beside the scores, when streaming
+constexpr int kStepTokens = 16;  // tokens a warp takes from a stage
+constexpr int kMaxStages = 16;
+constexpr int kMaxSplit = 4;
+constexpr int kMaxEntries = 2048; // tiles whose statistics the gather keeps in shared memory
+constexpr int kTableEntries = 256; // larger tables stay in global memory
+constexpr int kProductStride = 72; // of the rows of a tile's dot products; 64 would meet the same banks
+
+} // namespace santa

@@ -1,0 +1,175 @@
+// `fixed`: the numeric contract on int8 codes, every intermediate bit for bit.
+//
+// Weights are relative to the row's maximum, which is known only when all scores are. Shifts compose, so a tile keeps
+// the sum of its weights relative to its own maximum and how many have bit 0, 1, ... set: from these follows the exact
+// sum of the weights shifted further. Tiles far below the row's maximum are summed again from their scores.
+#pragma once
+
+#include <climits>
+
+#include "arguments.cuh"
+#include "fragments.cuh"
+
+namespace santa {
+
+// A shift by the word's width or more gives zero, as the contract has it and CUDA C++ has not.
+__device__ inline uint32_t shift_right(uint32_t x, int shift) {
+    uint32_t y;
+    asm("shr.u32 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(shift));
+    return y;
+}
+
+// The low four bits, one a byte.
+__device__ inline uint32_t spread(uint32_t x) { return ((x & 15) * 0x00204081u) & 0x01010101u; }
+
+// Signed ternary counts (3.3) of 16 query codes, features `first` and on.
+__device__ __noinline__ inline uint4 ternary_unit(const DecodeArguments& a, uint4 codes, int b, int head, int first) {
+    const int group = a.heads / a.kv_heads;
+    const uint32_t stream = a.draw.layer * a.heads + (a.ternary_shared ? head - head % group : head);
+    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+    uint32_t counts[4] = {};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+#pragma unroll 1
+        for (int e = 0; e < 4; e += 2) {
+            const WordPair pair = draw_words(a.draw, b, Purpose::kTernary, stream, first + w * 4 + e);
+#pragma unroll
+            for (int o = 0; o < 2; ++o) {
+                const int code = int8_t(words[w] >> (8 * (e + o)));
+                // The word's R - f low bits never carry.
+                const uint32_t r = (o ? pair.second : pair.first) >> (32 - a.query_frac);
+                const int count = int(((uint32_t(abs(code)) << a.beta) + r) >> a.query_frac);
+                const int signed_count = code < 0 ? -count : count;
+                counts[w] |= uint32_t(uint8_t(signed_count)) << (8 * (e + o));
+            }
+        }
+    }
+    return {counts[0], counts[1], counts[2], counts[3]};
+}
+
+// The weight of a stored score (3.4).
+__device__ inline uint32_t fixed_weight(const DecodeArguments& a, uint32_t stored, int top) {
+    const int score = int16_t(stored);
+    const uint32_t entry = __ldg(a.table + (uint32_t(score) & ((1u << a.score_frac) - 1)));
+    const int shift = top - (score >> a.score_frac);
+    if (!a.half_up || shift == 0) return shift_right(entry, shift);
+    const uint32_t twice = shift_right(entry, shift - 1);
+    return (twice >> 1) + (twice & 1);
+}
+
+// The weights of a tile's stored scores, `tokens` of them, summed one by one.
+__device__ inline uint64_t fixed_mass(const DecodeArguments& a, const uint16_t* scores, int tokens, int top) {
+    uint64_t sum = 0;
+#pragma unroll 1
+    for (int n = 0; n < tokens; n += 8) {
+        const uint4 eight = __ldcg(reinterpret_cast<const uint4*>(scores + n));
+        const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            if (n + e < tokens) sum += fixed_weight(a, words[e / 2] >> (e % 2 * 16) & 0xffff, top);
+        }
+    }
+    return sum;
+}
+
+template <class S>
+struct Fixed {
+    using Shape = S;
+    // Sum of the weights (38 bits), maximum (16), counts of bits 0-7 and of bit 8 or, half_up, of the weights that
+    // round up (8 each): {sum low, maximum << 16 | last count << 8 | sum high, counts 0-3, counts 4-7}.
+    using Stat = uint4;
+    using Sum = uint64_t;
+
+    // Scores ---------------------------------------------------------------------------------------------------------
+
+    __device__ static uint4 query_unit(const Work& work, int b, int head, int u) {
+        const int64_t at = (int64_t(b) * work.a.heads + head) * S::kRowBytes + u * 16;
+        const uint4 codes = *reinterpret_cast<const uint4*>(static_cast<const int8_t*>(work.a.q) + at);
+        return work.a.ternary ? ternary_unit(work.a, codes, b, head, u * 16) : codes;
+    }
+
+    // Shift, round half up and saturate (3.2). A dot product has at most 24 bits and a score 16: neither clamp of the
+    // shift changes a score.
+    __device__ static int score(const Work& work, int sum, int shift) {
+        const int high = (1 << (work.a.score_bits - 1)) - 1, right = min(max(shift, 0), 30);
+        const int limit = shift < 0 ? 1 << 15 : INT_MAX, half = right > 0 ? 1 << (right - 1) : 0;
+        const int x = min(max(sum, -limit), limit) << min(max(-shift, 0), 15);
+        return min(max((x + half) >> right, -high - 1), high);
+    }
+
+    // Scores and statistics of a tile for one query head by eight lanes: `x` are the dot products of this lane's eight
+    // tokens, `seen` says how many of them count, `stored` is what the scratch gets.
+    template <bool SharedTable>
+    __device__ static Stat finish(const Work& work, int (&x)[8], int seen, int shift, const uint32_t* table,
+                                  uint4& stored) {
+        constexpr int kUnseen = -(1 << 30); // so far below that its weight is zero
+        const int frac = work.a.score_frac;
+        int top = kUnseen;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) x[e] = score(work, x[e], shift);
+        if (seen < 8) {
+#pragma unroll
+            for (int e = 0; e < 8; ++e) x[e] = e < seen ? x[e] : kUnseen;
+        }
+#pragma unroll
+        for (int e = 0; e < 8; ++e) top = max(top, x[e]);
+        top = across_head(top, [](int a, int b) { return max(a, b); }) >> frac;
+        const uint32_t below = (1u << frac) - 1;
+        const int last_bit = work.a.half_up ? -1 : 8;
+        uint64_t sum = 0;
+        uint32_t counts = 0, more = 0, last = 0;
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const uint32_t entry = SharedTable ? table[x[e] & below] : __ldg(work.a.table + (x[e] & below));
+            const int further = top - (x[e] >> frac);
+            const uint32_t w = shift_right(entry, further);
+            sum += w;
+            counts += spread(w);
+            more += spread(w >> 4);
+            last += shift_right(entry, further + last_bit) & 1;
+        }
+        stored = uint4{__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[2], x[3], 0x5410),
+                       __byte_perm(x[4], x[5], 0x5410), __byte_perm(x[6], x[7], 0x5410)};
+        const auto plus = [](auto a, auto b) { return a + b; };
+        sum = across_head(sum, plus);
+        counts = across_head(counts, plus);
+        more = across_head(more, plus);
+        last = across_head(last, plus);
+        return {uint32_t(sum), uint32_t(top) << 16 | last << 8 | uint32_t(sum >> 32), counts, more};
+    }
+
+    // Draw -----------------------------------------------------------------------------------------------------------
+
+    __device__ static int maximum(Stat stat) { return int(stat.y) >> 16; }
+
+    // The tile's exact mass relative to the row's maximum.
+    __device__ static uint64_t mass(const Work& work, Stat stat, int top, const uint16_t* scores, int visible) {
+        const int further = top - maximum(stat);
+        const bool half_up = work.a.half_up;
+        if (further > work.a.weight_bits) return 0;
+        if (further > (half_up ? 8 : 9)) return fixed_mass(work.a, scores, visible, top);
+        uint64_t sum = uint64_t(stat.y & 0xff) << 32 | stat.x;
+        const uint32_t last = stat.y >> 8 & 0xff;
+        if (further == 0) return half_up ? sum + last : sum;
+        uint32_t carry = 0;
+#pragma unroll
+        for (int bit = 0; bit < 9; ++bit) {
+            if (bit < further) {
+                carry = bit < 4 ? stat.z >> (8 * bit) & 0xff : bit < 8 ? stat.w >> (8 * bit - 32) & 0xff : last;
+                sum -= uint64_t(carry) << bit;
+            }
+        }
+        sum >>= further;
+        return half_up ? sum + carry : sum;
+    }
+
+    __device__ static uint32_t weight(const Work& work, uint32_t stored, int top) {
+        return fixed_weight(work.a, stored, top);
+    }
+
+    __device__ static Sum inside(uint64_t x, uint64_t, Sum) { return x; }
+
+    __device__ static int word_bits(const Work& work) { return work.a.rng_bits; }
+};
+
+} // namespace santa

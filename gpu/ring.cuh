@@ -1,0 +1,170 @@
+// A ring of shared-memory stages between one producer warp and the warps that use them. From sm_90 on the copy engine
+// moves whole runs of rows; before, the producer's lanes copy 16 bytes at a time with cp.async.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(SANTA_NO_BULK_COPY)
+#define SANTA_BULK_COPY 1
+#else
+#define SANTA_BULK_COPY 0
+#endif
+
+namespace santa {
+
+constexpr bool kBulkCopy = SANTA_BULK_COPY;
+
+__device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+__device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+__device__ inline void barrier_arrive(uint64_t* barrier) {
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [%0]; }" ::"r"(shared_address(barrier)) : "memory");
+}
+
+__device__ inline void barrier_wait(uint64_t* barrier, int parity) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define SANTA_BARRIER_WAIT "mbarrier.try_wait.parity.shared::cta.b64"
+#else
+#define SANTA_BARRIER_WAIT "mbarrier.test_wait.parity.shared::cta.b64"
+#endif
+    uint32_t done;
+    do {
+        asm volatile("{ .reg .pred p; " SANTA_BARRIER_WAIT " p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(shared_address(barrier)), "r"(parity)
+                     : "memory");
+    } while (!done);
+#undef SANTA_BARRIER_WAIT
+}
+
+// Arrivals that complete a stage: the producer's own, and before sm_90 one a lane once its copies have landed.
+constexpr int kProducerArrivals = kBulkCopy ? 1 : 33;
+
+// Announce a stage of `bytes` (lane 0), before the copies start.
+__device__ inline void stage_expect(uint64_t* full, uint32_t bytes) {
+#if SANTA_BULK_COPY
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1; }" ::"r"(shared_address(full)),
+                 "r"(bytes)
+                 : "memory");
+#else
+    barrier_arrive(full);
+#endif
+}
+
+// All copies of this lane have been issued.
+__device__ inline void stage_issued(uint64_t* full) {
+#if !SANTA_BULK_COPY
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(full)) : "memory");
+#endif
+}
+
+// Keys are read once: they leave the L2 first, and leave the scratch and the value rows in it.
+__device__ inline uint64_t evict_first() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ inline uint64_t evict_last() {
+    uint64_t policy; // volatile: made anew rather than kept in two registers
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+#if SANTA_BULK_COPY
+__device__ inline void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* full, uint64_t policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(full)), "l"(policy)
+                 : "memory");
+}
+#else
+__device__ inline void copy_16(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+#endif
+
+__device__ inline void store_policy(uint32_t* to, uint32_t x, uint64_t policy) {
+    asm volatile("st.global.L2::cache_hint.b32 [%0], %1, %2;" ::"l"(to), "r"(x), "l"(policy) : "memory");
+}
+
+__device__ inline void store_policy(uint2* to, uint2 x, uint64_t policy) {
+    asm volatile("st.global.L2::cache_hint.v2.b32 [%0], {%1, %2}, %3;" ::"l"(to), "r"(x.x), "r"(x.y), "l"(policy)
+                 : "memory");
+}
+
+__device__ inline void store_policy(uint4* to, uint4 x, uint64_t policy) {
+    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(x.x), "r"(x.y),
+                 "r"(x.z), "r"(x.w), "l"(policy)
+                 : "memory");
+}
+
+// Programmatic dependent launch: let the kernel behind start, wait for the kernel ahead.
+__device__ inline void launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ inline void wait_for_launch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The blocks of a cluster: from sm_90 on; before, clusters have one block and none of this is called.
+__device__ inline void cluster_arrive(bool release) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (release) {
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    } else {
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    }
+#endif
+}
+
+__device__ inline void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Store to the same place in the shared memory of the cluster's first block.
+__device__ inline void store_first(void* to, uint32_t x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(remote) : "r"(shared_address(to)));
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(x) : "memory");
+#endif
+}
+
+// Counters between blocks.
+__device__ inline uint32_t load_acquire(const uint32_t* p) {
+    uint32_t x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+
+__device__ inline void add_release(uint32_t* p, uint32_t x) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+
+__device__ inline void wait_until(const uint32_t* p, uint32_t least) {
+    while (load_acquire(p) < least) __nanosleep(100);
+}
+
+// Named barriers of some of a block's warps; 0 is the whole block's.
+constexpr int kGatherBarrier = 1, kFirstBarrier = 2;
+
+__device__ inline void barrier_arrive_named(int name, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+__device__ inline void barrier_sync(int name, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+} // namespace santa

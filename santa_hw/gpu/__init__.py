@@ -1,0 +1,28 @@
+"""The door to ``gpu/``: CUDA decode kernels, built at first use."""
+
+from santa_hw.gpu.operators import (
+    DeviceDraw,
+    check_design,
+    decode_fixed,
+    decode_sys,
+    error_flags,
+    persist_l2,
+    read_floor,
+    tiling,
+    workspace,
+)
+from santa_hw.gpu.tiles import decode_flash, decode_prop
+
+__all__ = [
+    "DeviceDraw",
+    "check_design",
+    "decode_fixed",
+    "decode_flash",
+    "decode_prop",
+    "decode_sys",
+    "error_flags",
+    "persist_l2",
+    "read_floor",
+    "tiling",
+    "workspace",
+]
