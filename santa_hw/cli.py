@@ -13,6 +13,7 @@ import typer
 
 from santa_hw import __version__
 from santa_hw.cli_energy import energy
+from santa_hw.cli_gpu import gpu
 from santa_hw.cli_rtl import cosim, vectors
 from santa_hw.cli_synth import synth
 from santa_hw.console import reporting
@@ -124,7 +125,7 @@ def accuracy(
         str | None,
         typer.Option(
             help="santa, top-k, dense (fixed point); float-dense, -top-k, -santa, -strat, -sys, -prop, "
-            "-flash (reference). Default: santa,top-k,dense."
+            "-flash (reference). Default: santa,top-k,dense; santa on a CUDA device."
         ),
     ] = None,
     samples: Annotated[str | None, typer.Option(help="Budgets S, or k of top-k. Default: 16,64,256.")] = None,
@@ -175,7 +176,9 @@ def accuracy(
             raise ValueError(f"seeds = {seeds}: 1 or more is allowed")
         if not 0 <= seed <= (1 << 32) - seeds:
             raise ValueError(f"seed = {seed}: 0 to {(1 << 32) - seeds} is allowed")
-        methods = _names(method) or (None if design else list(sweep.METHODS))
+        # The kernels sample; the multiplying baselines run on the CPU.
+        standard = ["santa"] if device.startswith("cuda") else list(sweep.METHODS)
+        methods = _names(method) or (None if design else standard)
         budgeted = methods is not None and not set(methods) <= {"dense", "float-dense"}
         points = sweep.grid(
             *_base_and_axes(fields, bits, design),
@@ -301,6 +304,7 @@ app.command()(energy)
 app.command()(cosim)
 app.command()(vectors)
 app.command()(synth)
+app.add_typer(gpu)
 
 
 def main() -> None:

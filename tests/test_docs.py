@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
@@ -126,6 +127,8 @@ def test_an_unknown_option_is_found(line: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.stem == "gpu" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU: benchmarks/gpu/full.sh runs it")
     monkeypatch.chdir(tmp_path)
     row = {"method": "santa", "samples": 64, "kl_to_dense": 0.0, "unique_rows": 0.0}
     Path("results.json").write_text(json.dumps([row]))

@@ -91,8 +91,8 @@ def encode(
         For shapes that do not fit, exponents outside the design's range, NaN or infinity.
     """
     _check_shapes(design, q, k, v)
-    k_exponents = _channel_exponents(design, "k", exponents.k, k.shape)
-    v_exponents = _channel_exponents(design, "v", exponents.v, v.shape)
+    k_exponents = channel_exponents(design, "k", exponents.k, k.shape)
+    v_exponents = channel_exponents(design, "v", exponents.v, v.shape)
     scale = 1.0 / math.sqrt(design.head_dim) if scale is None else float(scale)
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"scale = {scale}: a positive finite number is allowed")
@@ -122,7 +122,7 @@ def _check_shapes(design: Design, q: NDArray[Any], k: NDArray[Any], v: NDArray[A
         raise ValueError(f"q has {q.shape[1]} heads: a multiple of the {k.shape[1]} KV heads is allowed")
 
 
-def _channel_exponents(design: Design, name: str, given: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.int64]:
+def channel_exponents(design: Design, name: str, given: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.int64]:
     """One exponent a channel, (KV, d), whatever the design's grouping; checks shape and range."""
     e = np.asarray(given)
     per_channel = getattr(design, f"{name}_exponents") == "per_channel"

@@ -37,9 +37,16 @@ class FixedPoint:
         self.seed = seed
         self._designs = [_fit(design.layer(layer), loaded, layer) for layer in range(loaded.layers)]
         self._exponents = calibration.exponents(design)
+        if loaded.model.device.type == "cuda":
+            from santa_hw.gpu import check_design
+
+            for own in self._designs:
+                check_design(own)
         self.reset()
 
     def __call__(self, call: Call) -> torch.Tensor:
+        if call.q.device.type == "cuda":
+            return self._on_gpu(call)
         draw = Draw(self.seed, call.layer, _array(call.sequence), _array(call.position))
         result = attend(
             self._designs[call.layer],
@@ -54,6 +61,31 @@ class FixedPoint:
         )
         self._tallies[call.layer] += result.tally
         return torch.from_numpy(result.output)
+
+    def _on_gpu(self, call: Call) -> torch.Tensor:
+        """The same through the `fixed` kernels: equal codes give equal bits."""
+        from santa_hw.gpu.attention import attend as attend_on_gpu
+
+        if call.mask is not None:
+            raise ValueError(
+                f"layer {call.layer} has an attention mask (padding, a sliding window): keys [0, length) are allowed "
+                f"on device {call.q.device}; the CPU takes masks"
+            )
+        output, tally = attend_on_gpu(
+            self._designs[call.layer],
+            call.q,
+            call.k,
+            call.v,
+            exponents=self._exponents[call.layer],
+            seed=self.seed,
+            layer=call.layer,
+            sequence=call.sequence,
+            position=call.position,
+            lengths=call.lengths,
+            scale=call.scale,
+        )
+        self._tallies[call.layer] += tally
+        return output
 
     @property
     def tally(self) -> Tally:
@@ -72,6 +104,9 @@ class FixedPoint:
 
 def fixed_point(loaded: LoadedModel, design: DesignLike, calibration: Calibration, *, seed: int = 0) -> FixedPoint:
     """A hook that runs a model's attention through the fixed-point datapath.
+
+    A model on a CUDA device stays there: the `fixed` kernels of :mod:`santa_hw.gpu` give the same bits for the same
+    codes. A design that they do not build is refused, never run elsewhere.
 
     Parameters
     ----------
