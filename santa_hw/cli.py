@@ -287,6 +287,45 @@ def calibrate(
 
 
 @app.command()
+def capture(
+    out: Annotated[Path, typer.Option(help="File for cosim --captured.")] = Path("capture.npz"),
+    model: Annotated[str, typer.Option(help="Built-in model, hub id, folder or .gguf file.")] = "smollm2-135m-instruct",
+    design: Annotated[Path | None, typer.Option(help="TOML file of a design. Default: the default design.")] = None,
+    text: Annotated[str, typer.Option(help="Text: a file or a built-in one.")] = "shakespeare-eval",
+    window: Annotated[int, typer.Option(help="Tokens of the text.")] = 256,
+    layers: Annotated[str | None, typer.Option(help="Layers. Default: four, from the first to the last.")] = None,
+    positions: Annotated[int, typer.Option(help="Positions, from the first to the last of the window.", min=1)] = 84,
+    seed: Annotated[int, typer.Option(help="Seed of the random words.", min=0, max=(1 << 32) - 1)] = 0,
+    calibration: Annotated[Path | None, typer.Option(help="File from santa-hw calibrate. Default: made now.")] = None,
+    device: Annotated[str, typer.Option(help="Device of the model.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Number type of the model.")] = "float32",
+) -> None:
+    """Keep operand codes of a model's decode steps, for co-simulation."""
+    with reporting():
+        import numpy as np
+
+        from santa_hw import models, sweep
+        from santa_hw.design import Design
+        from santa_hw.evaluate.perplexity import windows
+
+        _check_folder(out)
+        chosen = Design() if design is None else Design.from_toml(design)
+        if positions > window:
+            raise ValueError(f"--positions {positions}: at most the window's {window} tokens is allowed")
+        _say(f"Loading {model}")
+        loaded = _load(model, device, dtype)
+        tokens = windows(loaded, models.load_text(text), 1, window)[0]
+        fixed = sweep.open_calibration(loaded, file=calibration, text=models.CALIBRATION_TEXT)
+        spread = np.linspace(0, loaded.layers - 1, min(4, loaded.layers)).round().astype(int).tolist()
+        found = models.capture(
+            loaded, chosen, fixed, tokens, seed=seed, layers=_numbers("layers", layers) or spread,
+            positions=np.linspace(0, window - 1, positions).round().astype(int).tolist(),
+        )  # fmt: skip
+        found.save(out)
+        typer.echo(f"{out}: {len(found)} steps of groups of {found.group} heads, up to {window} keys, model {model}")
+
+
+@app.command()
 def fetch(
     force: Annotated[bool, typer.Option("--force", help="Fetch again what is there.")] = False,
 ) -> None:

@@ -15,6 +15,7 @@ Attention is plugged in through transformers' own extension point, so any model 
 
 from santa_hw.models.attention import AttentionHook, Call, attention, dense
 from santa_hw.models.calibration import Calibration, calibrate
+from santa_hw.models.capture import capture
 from santa_hw.models.defaults import CALIBRATION_TEXT, DEFAULT_MODEL, EVALUATION_TEXT, TEXTS, fetch
 from santa_hw.models.download import FetchError, cache_dir
 from santa_hw.models.loading import LoadedModel, from_model, load
@@ -36,6 +37,7 @@ __all__ = [
     "attention",
     "cache_dir",
     "calibrate",
+    "capture",
     "dense",
     "fetch",
     "fixed_point",

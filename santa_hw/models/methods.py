@@ -40,17 +40,17 @@ class FixedPoint:
         self.reset()
 
     def __call__(self, call: Call) -> torch.Tensor:
-        draw = Draw(self.seed, call.layer, _array(call.sequence), _array(call.position))
+        draw = Draw(self.seed, call.layer, as_array(call.sequence), as_array(call.position))
         result = attend(
             self._designs[call.layer],
-            _array(call.q),
-            _array(call.k),
-            _array(call.v),
+            as_array(call.q),
+            as_array(call.k),
+            as_array(call.v),
             exponents=self._exponents[call.layer],
             draw=draw,
             scale=call.scale,
-            lengths=_array(call.lengths),
-            mask=None if call.mask is None else _array(call.mask),
+            lengths=as_array(call.lengths),
+            mask=None if call.mask is None else as_array(call.mask),
         )
         self._tallies[call.layer] += result.tally
         return torch.from_numpy(result.output)
@@ -159,7 +159,7 @@ def _row_tally(visible: torch.Tensor, read: torch.Tensor, kv_heads: int) -> Tall
     )
 
 
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
+def as_array(tensor: torch.Tensor) -> NDArray[Any]:
     """The tensor's memory as an array where numpy can read it there; half precision is widened, exactly."""
     tensor = tensor.detach().cpu()
     if tensor.dtype in (torch.bfloat16, torch.float16):
