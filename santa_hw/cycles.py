@@ -118,7 +118,7 @@ class Cycles:
     seconds: float
 
 
-def sampler_cycles(keys: int, samples: int, sampler: str = "systematic") -> int:
+def sampler_cycles(keys: float, samples: int, sampler: str = "systematic") -> float:
     """Cycles of one head's sampler: at most one key a cycle and one sample a cycle, and the sort of i.i.d. thresholds.
 
     Examples
@@ -130,6 +130,58 @@ def sampler_cycles(keys: int, samples: int, sampler: str = "systematic") -> int:
         return 0
     sigma = samples.bit_length() - 1
     return keys + samples + (sigma * (sigma + 1) // 2 if sampler == "iid" else 0)
+
+
+CONTROL_CYCLES = 13
+"""Cycles of an RTL step outside its phases: the step and the heads' words are taken (2); a dot product, then a score
+are in their registers (2); the row's maximum is known (1); the score memory and the exponential fill, once for the mass and
+once for the sampler (2 each); the mass goes to the offset, the offset to the sampler (2); drawn keys are complete, and
+the first value row is requested (2)."""
+
+EMPTY_CONTROL_CYCLES = 1
+"""The same of a step without keys: it is taken."""
+
+
+def step_cycles(design: Design, *, keys: float, value_terms: float, lanes: int) -> dict[str, float]:
+    """Cycles of each phase of an RTL decode step if nothing idles or stalls; with ``CONTROL_CYCLES`` they are the step.
+
+    Parameters
+    ----------
+    design : Design
+        With systematic sampling and one exponent a query.
+    keys : int
+        N, masked ones among them; a mean may be broken. 0 is an empty step, whose other cycles are
+        ``EMPTY_CONTROL_CYCLES``.
+    value_terms : int
+        Value rows added: over all keys that a head of the group draws, the sum of the largest number of terms of any
+        head (the count, or its set bits with shift-add); S for one head with repeated additions. 0 if all are masked.
+    lanes : int
+        L, features a beat.
+
+    Returns
+    -------
+    dict
+        Cycles of query, score, mass, offset, sampler, value and output, whole numbers for whole arguments. Ternary
+        queries and a common output format each have a register more, counted in `query` and `output`. A step that
+        draws nothing clears its accumulators with one row of count 0.
+
+    Examples
+    --------
+    >>> step_cycles(Design(), keys=1000, value_terms=64, lanes=16)
+    {'query': 64, 'score': 4000, 'mass': 1000, 'offset': 32, 'sampler': 1064, 'value': 256, 'output': 4}
+    """
+    beats = -(-design.head_dim // lanes)
+    ternary = design.scores == "ternary"
+    passes = design.beta + 1 if ternary else 1
+    return {
+        "query": (design.ternary_words + 1 if ternary else design.head_dim) if keys else 0,
+        "score": keys * beats * passes,
+        "mass": keys,
+        "offset": design.offset_words * design.rng_bits if keys else 0,
+        "sampler": sampler_cycles(keys, design.samples, design.sampler) if value_terms else keys + min(1, keys),
+        "value": max(1, value_terms) * beats,
+        "output": beats + (design.out_bits is not None),
+    }
 
 
 def cycles(
