@@ -15,11 +15,9 @@ from santa_hw import __version__
 from santa_hw.cli_energy import energy
 from santa_hw.cli_rtl import cosim, vectors
 from santa_hw.cli_synth import synth
-from santa_hw.console import reporting
+from santa_hw.console import progress, reporting
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from santa_hw.design import DesignLike
     from santa_hw.models import LoadedModel
 
@@ -203,7 +201,7 @@ def accuracy(
                 fixed = sweep.open_calibration(
                     loaded, file=calibration, text=calibration_text, windows=count, window=size, task=work
                 )
-            with _progress(work.preparations + work.units * len(points)) as (bar, advance):
+            with progress("Windows or trials", work.preparations + work.units * len(points)) as (bar, advance):
 
                 def show(row: dict[str, Any], fresh: bool) -> None:
                     if fresh:
@@ -451,32 +449,6 @@ def _keeping(file: Path) -> Iterator[None]:
         if file.exists():
             error.add_note(f"results so far kept in {file}")
         raise
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[tuple[Progress, Callable[..., None]]]:
-    """A bar on stderr and the function that moves it."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("Windows or trials"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True, soft_wrap=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        job = bar.add_task("", total=total)
-        yield bar, lambda steps=1: bar.advance(job, steps)
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from santa_hw.capture import Capture
 from santa_hw.datapath.operands import Codes
 from santa_hw.datapath.step import INTERMEDIATES, Draw, decode, offset_words, ternary_words
 from santa_hw.design import Design
@@ -39,6 +41,24 @@ def block(lanes: int | None = None, group: int = 1, outstanding: int = 4) -> Blo
         },
         rebuild=partial(_rebuild, lanes, group, outstanding),
     )
+
+
+def captured(capture: Capture) -> Block:
+    """The block for a capture's group and design; its vectors are captured steps, spread evenly over all of them."""
+    base = block(group=capture.group)
+    return replace(
+        base,
+        vectors=partial(_captured_vectors, capture),
+        parameters=base.parameters | {"Group": (capture.group, (capture.group,))},
+        rebuild=None,
+    )
+
+
+def _captured_vectors(capture: Capture, design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+    if design != capture.design:
+        raise ValueError(f"design {design}: that of the capture, {capture.design}, is allowed")
+    lanes = lanes_of(None, design)
+    return [decode_vector(design, lanes, step.codes, step.draw, name=step.name) for step in capture.spread(count)]
 
 
 def decode_vector(
