@@ -134,9 +134,9 @@ def sampler_cycles(keys: float, samples: int, sampler: str = "systematic") -> fl
 
 CONTROL_CYCLES = 13
 """Cycles of an RTL step outside its phases: the step and the heads' words are taken (2); a dot product, then a score
-are in their registers (2); the row's maximum is known (1); the score memory and the exponential fill, once for the mass and
-once for the sampler (2 each); the mass goes to the offset, the offset to the sampler (2); drawn keys are complete, and
-the first value row is requested (2)."""
+are in their registers (2); the row's maximum is known (1); the score memory and the exponential fill, once for the
+mass and once for the sampler (2 each); the mass goes to the offset, the offset to the sampler (2); drawn keys are
+complete, and the first value row is requested (2)."""
 
 EMPTY_CONTROL_CYCLES = 1
 """The same of a step without keys: it is taken."""
