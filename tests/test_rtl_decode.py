@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from santa_hw import assets, rtl
 from santa_hw.cli_rtl import cosim, vectors
-from santa_hw.cycles import CONTROL_CYCLES, EMPTY_CONTROL_CYCLES, step_cycles
+from santa_hw.cycles import control_cycles, step_cycles
 from santa_hw.datapath import INTERMEDIATES, Codes, Draw, decode, step
 from santa_hw.design import Design
 from santa_hw.rtl import SIMULATORS, Vector, cosimulate
@@ -229,7 +229,7 @@ def test_a_step_takes_the_stated_cycles(design, lanes, group, generator):
             assert terms == design.samples
         steps.append(vector)
         total += sum(step_cycles(design, keys=keys, value_terms=terms, lanes=lanes).values())
-        total += CONTROL_CYCLES if keys else EMPTY_CONTROL_CYCLES
+        total += control_cycles(design, keys=keys)
     report = cosimulate(
         santa_decode.block(lanes, group), design=design, simulator="icarus", vectors=steps, pattern="full"
     )
