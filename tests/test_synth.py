@@ -61,9 +61,10 @@ def planted(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.parametrize("block", synth.blocks())
 def test_no_multiplier_and_exactly_the_stated_adders(block, design):
     found = synth.netlist(block, design=design)
-    assert found.multipliers == {}
+    assert found.multipliers == synth.expected_multipliers(block, design)
     assert found.adders == synth.expected_adders(block, design)
     assert found.rom_bits == synth.expected_rom_bits(block, design)
+    assert found.memory_bits == synth.expected_memory_bits(block, design)
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 64])

