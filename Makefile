@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt tools/install-torch.sh
 	$(PYTHON) -m venv $(VENV)
 	tools/install-torch.sh $(BIN)/python $(TORCH_INDEX)
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation --editable '.[dev,rtl]'
+	$(PIP) --no-build-isolation --editable '.[dev,fpga]'
 	touch $@
 
 demo: $(READY)

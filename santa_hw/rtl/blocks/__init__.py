@@ -18,7 +18,7 @@ from santa_hw.design import Design
 NAMES = (
     "threefry2x32", "lfsr32", "exp2_weight", "mass", "offset_scale", "systematic_sampler",
     "ternary_query", "ternary_dot", "gather_accumulate", "shift_normalise", "score_sampler", "santa_decode",
-    "mac_dot", "softmax_values",
+    "mac_dot", "softmax_values", "topk_select", "softmax_attention",
 )  # fmt: skip
 """Every block that can be co-simulated; module ``santa_hw.rtl.blocks.<name>`` describes it."""
 
