@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from santa_hw import assets
+from santa_hw import assets, synth
 from santa_hw.cli_rtl import cosim, vectors
 from santa_hw.cycles import control_cycles, step_cycles
 from santa_hw.datapath import INTERMEDIATES, Codes, Draw, decode, step
@@ -296,6 +296,28 @@ def test_a_flipped_expected_bit_is_found(stream, generator):
     ).mismatch
     assert mismatch is not None
     assert (mismatch.vector, mismatch.bit, mismatch.signal.split("_")[0]) == (1, 1, stream)
+
+
+# Hardware
+
+
+@pytest.mark.parametrize(
+    "design,lanes,group",
+    [(TERNARY, 4, 3), (IID, 8, 4), (FORMAT, 4, 3), (LEAST, 1, 1)],
+    ids=["ternary", "iid", "dense", "least"],
+)
+def test_only_dense_scores_multiply(design, lanes, group):
+    if (reason := synth.missing()) is not None:
+        (pytest.fail if "CI" in os.environ else pytest.skip)(reason)
+    parameters = {"Lanes": lanes, "Group": group}
+    found = synth.netlist("santa_decode", design=design, parameters=parameters)
+    dense = design.scores == "dense"
+    assert found.multipliers == ({"$mul": group * lanes} if dense else {})
+    if dense:  # as many as the dot products have: none elsewhere
+        dot = synth.netlist("mac_dot", design=design, parameters={"Lanes": lanes})
+        assert found.multipliers["$mul"] == group * dot.multipliers["$mul"]
+    assert found.adders == synth.expected_adders("santa_decode", design, parameters)
+    assert found.memory_bits == synth.expected_memory_bits("santa_decode", design, parameters)
 
 
 # Lint, commands, bad input
