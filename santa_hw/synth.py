@@ -186,7 +186,8 @@ def netlist(
         area = report.get("area")
         return Netlist(
             found.top, found.cells, found.adders, found.rom_bits, found.memory_bits, found.register_bits,
-            gates={name: n for name, n in report["num_cells_by_type"].items() if name != _MEMORIES}, depth=depth, area=None if area is None else float(area),
+            gates={name: n for name, n in report["num_cells_by_type"].items() if name != _MEMORIES}, depth=depth,
+            area=None if area is None else float(area),
         )  # fmt: skip
 
 
@@ -438,7 +439,7 @@ def expected_rom_bits(block: str, design: Design, parameters: Mapping[str, int] 
 
 
 def expected_memory_bits(block: str, design: Design, parameters: Mapping[str, int] | None = None) -> int:
-    """Bits of the score memory and of the drawn keys' FIFO, where there are any; santa_decode has both for each head."""
+    """Bits of the score memory and of the drawn keys' FIFO, where there are any; santa_decode has both a head."""
     samplers = {"score_sampler": 1, "santa_decode": (parameters or {}).get("Group", 1)}
     entry = key_bits(design) + design.derived()["count"] + 1
     return samplers.get(block, 0) * (design.max_keys * (design.score_bits + 1) + design.samples * entry)
