@@ -34,6 +34,11 @@ ADDERS = ("$add", "$sub", "$neg", "$alu")
 """Cells that add; a subtraction and a negation cost what an addition costs."""
 
 INSTALL = "pip install 'santa-hw[rtl]'"
+# What `synth -flatten` does, except that memories which are written stay out: they are no gates.
+_FINE = (
+    "synth -flatten -run begin:fine", "opt -fast -full", "memory_map -rom-only", "opt -full", "techmap", "opt -fast",
+    "abc", "opt -fast",
+)  # fmt: skip
 _YOSYS = "import sys; from pyosys import libyosys as y; y.run_pass('script ' + sys.argv[1], y.Design())"
 
 
@@ -51,7 +56,7 @@ class Netlist:
     rom_bits, memory_bits, register_bits : int
         Bits of read-only tables, of memories that are written, and of registers.
     gates : dict or None
-        Cells after mapping to two-input gates or to a library; None if it was not mapped.
+        Cells after mapping to two-input gates or to a library, without memories; None if it was not mapped.
     depth : int or None
         Gates on the longest path between registers or ports, two-input gates only.
     area : float or None
@@ -158,14 +163,11 @@ def netlist(
             "write_json generic.json",
         ]
         if mapped or liberty is not None:
-            script += ["synth -flatten"]
-            script += (
-                ["dfflibmap -liberty library.lib", "abc -liberty library.lib", "opt_clean"]
-                if liberty is not None
-                else ["abc -g AND,OR,XOR,MUX", "opt_clean", "tee -q -o depth.txt ltp -noff"]
-            )
-            stat = "stat -json" + (" -liberty library.lib" if liberty is not None else "")
-            script.append(f"tee -q -o stat.json {stat}")
+            library = "" if liberty is None else " -liberty library.lib"
+            script += _FINE
+            script += ["abc -g AND,OR,XOR,MUX"] if liberty is None else [f"dfflibmap{library}", f"abc{library}"]
+            script += ["delete t:$mem_v2", "opt_clean", f"tee -q -o stat.json stat -json{library}"]
+            script += ["tee -q -o depth.txt ltp -noff"] if liberty is None else []
         yosys(script, folder, top)
         found = _count(top, module_of(folder / "generic.json", top))
         if not mapped and liberty is None:
