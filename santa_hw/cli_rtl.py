@@ -69,6 +69,9 @@ def vectors(
     design: Annotated[Path | None, typer.Option(help="TOML file of a design. Default: the default design.")] = None,
     count: Annotated[int, typer.Option("--vectors", help="Vectors.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
+    parameter: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE of an RTL parameter that no design names; again for more.")
+    ] = None,
 ) -> None:
     """Write a block's stimulus and expected values as $readmemh hex, npz and a manifest."""
     from santa_hw.console import reporting
@@ -77,7 +80,7 @@ def vectors(
         from santa_hw.rtl import load
         from santa_hw.rtl.export import write_vectors
 
-        manifest = write_vectors(load(block), _design(design), count, seed, out)
+        manifest = write_vectors(load(block), _design(design), count, seed, out, _parameters(parameter or []))
         beats = sum(stream["beats"] for stream in manifest["streams"])
         typer.echo(f"{out}: {count} vectors, {beats} beats in {len(manifest['streams'])} streams")
 

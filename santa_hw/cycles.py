@@ -138,6 +138,19 @@ def sampler_cycles(keys: float, samples: int, sampler: str = "systematic") -> fl
     return keys + samples + (sigma * (sigma + 1) // 2 if sampler == "iid" else 0)
 
 
+def control_cycles(design: Design, *, keys: int) -> int:
+    """Cycles of an RTL step outside its phases (see :func:`step_cycles`) if nothing idles or stalls.
+
+    They are registers: the step and the heads' words are taken (2); a dot product, then a score are in their registers
+    (2); the row's maximum is known (1); the score memory and the exponential fill, once for the mass and once for the
+    sampler (2 each); the mass goes to the offset, the offset to the sampler (2); drawn keys are complete, and the first
+    value row is requested (2). A ternary query and a common output format have one more each. An empty step is taken
+    (1) and may have the format's.
+    """
+    formatted = int(design.out_bits is not None)
+    return 13 + int(design.scores == "ternary") + formatted if keys else 1 + formatted
+
+
 def step_cycles(design: Design, *, keys: float, value_terms: float, lanes: int) -> dict[str, float]:
     """Cycles of one sampled step by phase, in the order in which the RTL runs them, one after the other.
 
@@ -145,10 +158,10 @@ def step_cycles(design: Design, *, keys: float, value_terms: float, lanes: int) 
     ----------
     design : Design
     keys : int
-        Keys of the step; a mean may be broken.
+        Keys of the step, masked ones among them; a mean may be broken.
     value_terms : int
         Rows added: the sum over drawn keys of their counts, or of their counts' set bits with ``gather = shift_add``.
-        Of query heads in lockstep, the sum of the largest among the heads.
+        Of query heads in lockstep, the sum of the largest among the heads. 0 if nothing is drawn.
     lanes : int
         Features of a key or a value row that are taken in a cycle.
 
@@ -156,7 +169,8 @@ def step_cycles(design: Design, *, keys: float, value_terms: float, lanes: int) 
     -------
     dict
         Phases query, score, mass, offset, sampler, value and output; whole numbers for whole arguments. What starts
-        and ends the phases is not in it.
+        and ends the phases is not in it: see :func:`control_cycles`. A step that draws nothing, all masked or without
+        keys, clears its accumulators with one row of count 0.
 
     Examples
     --------
@@ -165,12 +179,12 @@ def step_cycles(design: Design, *, keys: float, value_terms: float, lanes: int) 
     """
     beats, ternary = -(-design.head_dim // lanes), design.scores == "ternary"
     return {
-        "query": design.ternary_words if ternary else design.head_dim,
+        "query": (design.ternary_words if ternary else design.head_dim) if keys else 0,
         "score": keys * beats * (design.beta + 1 if ternary else 1),
         "mass": keys,
-        "offset": design.offset_words * design.rng_bits,
-        "sampler": sampler_cycles(keys, design.samples, design.sampler),
-        "value": value_terms * beats,
+        "offset": design.offset_words * design.rng_bits if keys else 0,
+        "sampler": sampler_cycles(keys, design.samples, design.sampler) if value_terms else keys + min(1, keys),
+        "value": max(1, value_terms) * beats,
         "output": beats,
     }
 

