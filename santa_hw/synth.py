@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,11 +184,8 @@ def netlist(
             match = re.search(r"length=(\d+)", (folder / "depth.txt").read_text())
             depth = int(match.group(1)) if match else 0
         area = report.get("area")
-        return Netlist(
-            found.top, found.cells, found.adders, found.rom_bits, found.memory_bits, found.register_bits,
-            gates={name: n for name, n in report["num_cells_by_type"].items() if name != _MEMORIES}, depth=depth,
-            area=None if area is None else float(area),
-        )  # fmt: skip
+        gates = {cell: n for cell, n in report["num_cells_by_type"].items() if cell != _MEMORIES}
+        return replace(found, gates=gates, depth=depth, area=None if area is None else float(area))
 
 
 def read(

@@ -177,9 +177,16 @@ def test_a_flipped_constant_is_found(block, was, now, tmp_path, seed):
     assert report.mismatch is not None
 
 
-@pytest.mark.parametrize("block,stream", [(topk_select.BLOCK, "kept"), (softmax_attention.block(4), "out")])
-def test_a_flipped_expected_bit_is_found(simulator, block, stream, seed):
-    design = Design(samples=5 if block is topk_select.BLOCK else 4, method="top-k", head_dim=16, max_keys=33)
+# With designs that other tests have built.
+@pytest.mark.parametrize(
+    "block,stream,design",
+    [
+        (topk_select.BLOCK, "kept", Design(method="top-k", samples=5, score_bits=32, score_frac=3, max_keys=33)),
+        (softmax_attention.block(4), "out", Design(samples=64, head_dim=16, weight_bits=16, max_keys=257)),
+    ],
+    ids=["topk_select", "softmax_attention"],
+)
+def test_a_flipped_expected_bit_is_found(simulator, block, stream, design, seed):
     *good, last = block.vectors(design, 6, np.random.default_rng(seed))
     (first, *others), rest = last.outputs[stream][0], last.outputs[stream][1:]
     bad = dataclasses.replace(last, outputs={**last.outputs, stream: [(first ^ 8, *others), *rest]})

@@ -57,6 +57,19 @@ def planted(tmp_path_factory: pytest.TempPathFactory):
     return plant
 
 
+@pytest.fixture
+def both(tmp_path: Path) -> Path:
+    """A module with a memory and a product."""
+    file = tmp_path / "both.sv"
+    file.write_text(
+        "module both(input logic clk_i, input logic we_i, input logic [9:0] at_i, input logic [15:0] a_i, b_i,\n"
+        "            output logic [15:0] read_o, product_o);\nlogic [15:0] memory [1024];\n"
+        "always_ff @(posedge clk_i) begin\n  if (we_i) memory[at_i] <= a_i;\n  read_o <= memory[at_i];\n"
+        "  product_o <= a_i * b_i;\nend\nendmodule\n"
+    )
+    return file
+
+
 @pytest.mark.parametrize("design", DESIGNS, ids=["default", "narrow", "wide"])
 @pytest.mark.parametrize("block", synth.blocks())
 def test_no_multiplier_and_exactly_the_stated_adders(block, design):
@@ -121,10 +134,13 @@ def test_yosys_own_words(tmp_path):
         synth.netlist("broken", files=[tmp_path / "broken.sv"])
 
 
-def test_a_memory_is_no_table():
+def test_a_memory_is_neither_table_nor_gates(both):
     found = synth.netlist("softmax_attention", parameters={"Lanes": 1})
     assert found.memory_bits == 4096 * (16 + 1)
     assert found.rom_bits == synth.expected_rom_bits("exp2_weight", Design())
+    found = synth.netlist("both", files=[both], mapped=True)
+    assert found.memory_bits == 1024 * 16
+    assert sum(n for cell, n in found.gates.items() if "DFF" in cell) == 32  # what was read, and the product
 
 
 def test_report():
@@ -165,14 +181,8 @@ def test_a_block_is_placed_without_what_it_stands_between(tmp_path):
 
 
 @pytest.mark.usefixtures("_nextpnr")
-def test_a_memory_and_a_product_become_hard_blocks(tmp_path):
-    (tmp_path / "both.sv").write_text(
-        "module both(input logic clk_i, input logic we_i, input logic [9:0] at_i, input logic [15:0] a_i, b_i,\n"
-        "            output logic [15:0] read_o, product_o);\nlogic [15:0] memory [1024];\n"
-        "always_ff @(posedge clk_i) begin\n  if (we_i) memory[at_i] <= a_i;\n  read_o <= memory[at_i];\n"
-        "  product_o <= a_i * b_i;\nend\nendmodule\n"
-    )
-    found = fpga.place("both", files=[tmp_path / "both.sv"])
+def test_a_memory_and_a_product_become_hard_blocks(both):
+    found = fpga.place("both", files=[both])
     assert found.multipliers == 1 and found.block_rams == 1
 
 
