@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from santa_hw import __version__
+from santa_hw.cli_budget import budget
 from santa_hw.cli_energy import energy
 from santa_hw.cli_rtl import cosim, vectors
 from santa_hw.cli_synth import synth
@@ -297,6 +298,7 @@ def fetch(
         typer.echo(models.fetch(force=force))
 
 
+app.command()(budget)
 app.command()(energy)
 app.command()(cosim)
 app.command()(vectors)
@@ -415,7 +417,7 @@ def _keeping(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[tuple[Progress, Callable[..., None]]]:
+def _progress(total: int, what: str = "Windows or trials") -> Iterator[tuple[Progress, Callable[..., None]]]:
     """A bar on stderr and the function that moves it."""
     from rich.console import Console
     from rich.progress import (
@@ -428,7 +430,7 @@ def _progress(total: int) -> Iterator[tuple[Progress, Callable[..., None]]]:
     )
 
     columns = (
-        TextColumn("Windows or trials"),
+        TextColumn(what),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
