@@ -23,7 +23,7 @@ from matplotlib import pyplot as plt
 from santa_hw import __version__, models, sweep
 from santa_hw.evaluate.perplexity import windows
 from santa_hw.evaluate.statistics import Estimate, bootstrap
-from santa_hw.reference import attention_scores, expected_unique_rows, probabilities, repeat_kv, unique_rows
+from santa_hw.reference import attention_scores, probabilities, repeat_kv, unique_rows
 from santa_hw.reference.values import SAMPLERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ class Recorder:
 
 def measure(layers: list[tuple[torch.Tensor, torch.Tensor]], group: int, sampler: str, samples: int) -> sweep.Row:
     """Means over positions and draws: error and unique keys by layer and head, unique keys of a group's union."""
-    found: dict[str, list[list[float]]] = {"error": [], "unique": [], "expected_unique": [], "group_unique": []}
+    found: dict[str, list[list[float]]] = {"error": [], "unique": [], "group_unique": []}
     generator = torch.Generator().manual_seed(samples)
     for p, v in layers:
         dense = p @ v
@@ -58,9 +58,6 @@ def measure(layers: list[tuple[torch.Tensor, torch.Tensor]], group: int, sampler
         found["error"].append(error.mean((0, 2)).tolist())
         found["unique"].append(unique_rows(counts).double().mean((0, 2)).tolist())
         found["group_unique"].append(unique_rows(counts, group).double().mean((0, 2)).tolist())
-        found["expected_unique"].append(
-            expected_unique_rows(p, samples, sampler).mean(-1).tolist() if sampler != "stratified" else []
-        )
     return dict(found)
 
 

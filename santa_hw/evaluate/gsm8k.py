@@ -22,14 +22,14 @@ PROMPT = (
 FIELDS = ("question", "answer")
 NEW_TOKENS = 512
 
-_DIGITS = r"(?:[0-9]{1,3}(?:[,\u00a0\u2009\u202f][0-9]{3})+(?![0-9])|[0-9]+)"
+_DIGITS = r"(?:[0-9]{1,3}(?:[,\u00a0\u2009\u202f][0-9]{3})+(?![0-9])|[0-9]++)"
 _NUMBER = re.compile(
     rf"""
     (?P<sign>(?<![0-9A-Za-z_)\]}}%])[-+])? [$€£¥]?
     (?:
         (?<![0-9A-Za-z_.])(?P<whole>[0-9]+)\s+(?P<part>[0-9]+)/(?P<parts>[0-9]+)(?!\.?[0-9]|/)   # 3 1/2
       | (?<![0-9A-Za-z_/])(?P<top>{_DIGITS})\s*/\s*(?P<bottom>{_DIGITS})(?!\.?[0-9]|/)     # 1/2
-      | (?:(?<![0-9A-Za-z_]){_DIGITS}(?:\.[0-9]+)?|(?<![0-9A-Za-z_.])\.[0-9]+)
+      | (?:(?<![0-9A-Za-z_]){_DIGITS}(?:\.[0-9]++)?+|(?<![0-9A-Za-z_.])\.[0-9]++)
         (?:[eE][-+]?[0-9]{{1,2}}(?![0-9A-Za-z]))?(?!(?:st|nd|rd|th)\b)                              # 1,234.5
     )
     """,
@@ -140,9 +140,11 @@ def _tidy(text: str) -> str:
     text = re.sub("[¼-¾⅐-⅞]", lambda match: " " + unicodedata.normalize("NFKC", match[0]).replace("⁄", "/"), text)
     text = text.replace("{,}", ",").replace(r"\$", "$").replace(r"\%", "%")
     text = re.sub(r"\\[,!;: ]", "\u2009", text)
+    text = re.sub(r"(?<=[0-9])(?=\\[dt]?frac)", " ", text)
+    text = re.sub(r"\\[dt]?frac\s*([0-9])\s*([0-9])", r"\1/\2", text)
     before = None
     while before != text:
         before = text
         text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|mbox|boldsymbol)\s*\{([^{}]*)\}", r" \1 ", text)
-        text = re.sub(r"\\[dt]?frac\s*\{\s*([^{}]*?)\s*\}\s*\{\s*([^{}]*?)\s*\}", r" \1/\2 ", text)
+        text = re.sub(r"\\[dt]?frac\s*\{\s*([^{}]*?)\s*\}\s*\{\s*([^{}]*?)\s*\}", r"\1/\2", text)
     return text

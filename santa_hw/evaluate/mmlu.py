@@ -26,7 +26,7 @@ NEW_TOKENS = 256
 _LETTER = re.compile(r"(?<![A-Za-z'’])([A-D])(?![A-Za-z'’])")
 _SMALL = re.compile(r"\(([a-d])\)|^\W*([a-d])\W*$")
 _OPENING = re.compile(r"[\s*(\[\"']*[A-D](?:[)\].:*\"',]|\s*$)")
-_ARTICLE = re.compile(r"\bA(?=\s+[a-z])")
+_ARTICLE = re.compile(r"\bA(?=\s+(?!and\b|or\b|is\b)[a-z])")
 
 
 def mmlu(
@@ -83,8 +83,8 @@ def stated(reply: str) -> str | None:
     The letter that a reply gives as its answer.
 
     It is the letter after the last marker of an answer (see :func:`~santa_hw.evaluate.replies.clauses`) that has
-    one; else the one that the reply opens with ("B. Paris") or is ("b"); else the only one it names. None if there is none, or
-    two at once ("A or B").
+    one; else the one that the reply opens with ("B. Paris") or is ("b"); else the only one it names. None if there
+    is none, or two at once ("A or B").
     """
     for clause in clauses(reply):
         if re.match(r"not\b", clause):
