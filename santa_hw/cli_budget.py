@@ -35,22 +35,34 @@ def budget(
     rate: Annotated[float | None, typer.Option(help="Learning rate. Default: 0.06.")] = None,
     model: Annotated[str, typer.Option(help="Built-in model, hub id, folder or .gguf file.")] = "smollm2-135m-instruct",
     task: Annotated[
-        str, typer.Option(help="What to score.", metavar="perplexity|needle|fwe", rich_help_panel=_TASK)
+        str, typer.Option(help="What to score: a task of santa-hw accuracy.", rich_help_panel=_TASK)
     ] = "perplexity",
     text: Annotated[
         str, typer.Option(help="Text to learn on; judge the schedule by another.", rich_help_panel=_TASK)
     ] = "shakespeare-calibration",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Records to learn on, for tasks that take them: a file, or hub:dataset.", rich_help_panel=_TASK
+        ),
+    ] = None,
     windows: Annotated[int, typer.Option(help="Windows of the text (perplexity).", rich_help_panel=_TASK)] = 1,
     window: Annotated[int, typer.Option(help="Tokens of a window (perplexity).", rich_help_panel=_TASK)] = 512,
     context: Annotated[
-        int, typer.Option(help="Tokens of prompt and reply (needle, fwe).", rich_help_panel=_TASK)
+        int, typer.Option(help="Tokens of prompt and reply (made prompts).", rich_help_panel=_TASK)
     ] = 1024,
-    needles: Annotated[int, typer.Option(help="Numbers hidden in a prompt (needle).", rich_help_panel=_TASK)] = 1,
-    trials: Annotated[int, typer.Option(help="Prompts (needle, fwe).", rich_help_panel=_TASK)] = 12,
+    needles: Annotated[
+        int | None,
+        typer.Option(
+            help="Numbers hidden in a prompt (needle, niah-multivalue). Default: 1, with multivalue 4.",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Prompts (all but perplexity).", rich_help_panel=_TASK)] = 12,
     phases: Annotated[
         str,
         typer.Option(
-            help="Replace attention in decode steps only, or in the prompt too (needle, fwe).",
+            help="Replace attention in decode steps only, or in the prompt too (all but perplexity).",
             metavar="decode|prefill|both",
             rich_help_panel=_TASK,
         ),
@@ -111,8 +123,8 @@ def budget(
             model=model,
             task=task,
             options={
-                "text": text, "windows": windows, "window": window, "context": context, "needles": needles,
-                "trials": trials, "phases": phases,
+                "text": text, "data": data, "windows": windows, "window": window, "context": context,
+                "needles": needles, "trials": trials, "phases": phases,
             },
             method=method,
             design=Design.from_toml(design) if design is not None else Design(),
@@ -127,10 +139,10 @@ def budget(
             for name, value in (("design", design), ("calibration", calibration)):
                 if value is not None:
                     raise ValueError(f"--{name} has no effect with method {method}: leave it out")
-        else:
-            sweep.check_keys([sweep.Point(method, None, source.design, seed)], size)
         cli._say(f"Loading {model}")
         opened = source.open(loaded=cli._load(model, device, dtype))
+        if source.fixed_point:
+            sweep.check_keys([sweep.Point(method, None, source.design, seed)], opened.task.keys)
         settings = Settings(opened.loaded.layers, total, source.powers, seed, RATE if rate is None else rate)
         folder = Folder(out)
         crew, about = _crew(folder, source, opened, workers, ray, timeout), opened.about()
@@ -172,9 +184,11 @@ def _crew(folder: Any, source: TaskReward, opened: OpenReward, workers: int, ray
 
 def _toml(source: TaskReward, samples: Sequence[int]) -> str:
     """The schedule as `santa-hw accuracy` takes it."""
+    from santa_hw.design import budgets_toml
+
     if source.fixed_point:
         return source.schedule(samples).to_toml()
-    return f"[schedule]\nsamples = {list(samples)}\n"
+    return budgets_toml(samples)
 
 
 def _show(found: dict[str, Any], as_json: bool) -> None:

@@ -54,4 +54,5 @@ def run(folder, episodes, *, workers=1, delay=0.0, fail="", patience=60.0, setti
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), int(sys.argv[2]), workers=int(sys.argv[3]), delay=float(sys.argv[4]))
+    # No claim is ever too old: a job comes back for a death that was seen, or by a new coordinator.
+    run(Path(sys.argv[1]), int(sys.argv[2]), workers=int(sys.argv[3]), delay=float(sys.argv[4]), patience=1e6)

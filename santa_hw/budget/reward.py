@@ -67,7 +67,8 @@ class TaskReward:
 
     def schedule(self, samples: Sequence[int]) -> Schedule:
         """The design of each layer, for a fixed-point method."""
-        return Schedule(tuple(self.design.replace(method=self.method, samples=size) for size in samples))
+        # Method and a budget that all methods take together: the design's own may be a k that santa refuses.
+        return self.design.replace(method=self.method, samples=1).with_samples(samples)
 
     def open(self, threads: int | None = None, loaded: LoadedModel | None = None) -> OpenReward:
         """Load the model, unless it is given, the task and the calibration; None leaves the threads as they are."""
@@ -114,7 +115,7 @@ class OpenReward:
         row = sweep.identify(self.setting, sweep.Point(self.source.method, None, None, 0), None)
         design = self.source.schedule([1]).designs[0].to_dict() if self.calibration is not None else None
         calibration = None if self.calibration is None else self.calibration.text_sha256
-        identity = {name: row[name] for name in sweep.IDENTITY if name not in ("samples", "seed")}
+        identity = {name: row[name] for name in sweep.IDENTITY if name not in ("samples", "schedule", "seed")}
         return identity | {"design": design, "calibration_sha256": calibration}
 
     def hook(self, samples: Sequence[int], seed: int) -> AttentionHook:
