@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from santa_hw import __version__, cli, sweep
 from santa_hw.design import FIELDS, Design, Schedule
+from santa_hw.evaluate import gsm8k
 
 ROW = {
     "design": dict | None,
@@ -216,7 +217,8 @@ def test_budgets_by_layer(accuracy, tmp_path):
 GSM8K = {"question": "What is 3 * 24?", "answer": "#### 72"}
 
 
-def test_a_task_with_data(accuracy, tmp_path):
+def test_a_task_with_data(accuracy, tmp_path, monkeypatch):
+    monkeypatch.setattr(gsm8k, "NEW_TOKENS", 6)
     (tmp_path / "data.jsonl").write_text(json.dumps(GSM8K) + "\n")
     options = ["--task", "gsm8k", "--data", "data.jsonl", "--trials", 1, "--text", None, "--window", None]
     result = accuracy(*options, "--method", "santa", "--samples", 8, "--seeds", 1)
@@ -227,7 +229,8 @@ def test_a_task_with_data(accuracy, tmp_path):
     assert (row["task"], row["phases"], row["trials"], row["text"]) == ("gsm8k", "decode", 1, "data.jsonl")
     assert row["per_trial"][0]["answers"] == ["72"]
     assert row["unique_rows"] <= 8
-    refused(accuracy(*options, "--method", "dense", "--max-keys", 1024 + 1), "max_keys = 1025")
+    monkeypatch.setattr(gsm8k, "NEW_TOKENS", 2000)
+    refused(accuracy(*options, "--method", "dense", "--max-keys", 1025), "max_keys = 1025: at least the task's 2")
     refused(accuracy(*options[:4], "--trials", 2, *options[6:]), "trials is 2; allowed: at most the data's 1 records")
 
 
