@@ -203,6 +203,9 @@ def test_budgets_by_layer(accuracy, tmp_path):
     assert [layer["samples"] for layer in fixed["design"]["layers"]] == [4, 16] == free["schedule"]
     assert fixed["samples"] is fixed["schedule"] is free["samples"] is free["design"] is None
     assert "schedule" in result.stdout
+    assert [line.split(",")[:2] for line in result.stderr.splitlines() if ": KL" in line] == [
+        ["santa 4", "16"], ["float-sys 4", "16"],
+    ]  # fmt: skip
     # The same budgets from files of both kinds are the same rows.
     (tmp_path / "budgets.toml").write_text("[schedule]\nsamples = [4, 16]\n")
     assert accuracy(*options, "--schedule", "budgets.toml").exit_code == 0
