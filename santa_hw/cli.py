@@ -148,7 +148,7 @@ def accuracy(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Records, a JSON object a line: a file, or hub:dataset[/config][:split] "
+            help="Records: a file with a JSON object a line, or hub:dataset "
             "(needed by qa, gsm8k, mmlu; in place of made prompts with niah-multivalue, fwe)."
         ),
     ] = None,
@@ -474,11 +474,15 @@ def _progress(total: int, what: str = "Windows or trials") -> Iterator[tuple[Pro
 
 def _line(row: Mapping[str, Any]) -> str:
     """A row in one line, as it comes."""
+    from santa_hw.design import budgets_text
+
     scores = [("KL", "kl_to_dense"), ("perplexity", "perplexity"), ("accuracy", "accuracy")]
     parts = [f"{title} {row[name]:.4g}" for title, name in scores if row[name] is not None]
     changed = row["design"] or {}
+    budgets = row["schedule"] or [layer["samples"] for layer in changed.get("layers", ())]
     bits = [f"{name[0]}{changed[name]}" for name in ("q_bits", "k_bits", "v_bits") if name in changed]
-    name = " ".join(str(part) for part in (row["method"], row["samples"], *bits) if part is not None)
+    budget = budgets_text(budgets) if budgets else row["samples"]
+    name = " ".join(str(part) for part in (row["method"], budget, *bits) if part is not None)
     return f"{name}, seed {row['seed']}: {', '.join(parts)} ({row['seconds']:.1f} s)"
 
 

@@ -537,7 +537,7 @@ def load_budgets(text: str) -> tuple[int, ...]:
 def _parse_budgets(text: str) -> tuple[int, ...]:
     budgets: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([1-9][0-9]*)(?:x([1-9][0-9]*))?\s*", part, re.ASCII)
+        found = re.fullmatch(r"\s*([1-9][0-9]{0,8})(?:x([1-9][0-9]{0,3}))?\s*", part, re.ASCII)
         if found is None:
             raise ValueError(f"schedule {text!r}: {part!r} is no budget; 16x10,64x20 or a .toml file is allowed")
         budgets += [int(found[1])] * int(found[2] or 1)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from santa_hw import __version__, cli, sweep
 from santa_hw.design import FIELDS, Design, Schedule
+from santa_hw.evaluate import gsm8k
 
 ROW = {
     "design": dict | None,
@@ -202,6 +203,9 @@ def test_budgets_by_layer(accuracy, tmp_path):
     assert [layer["samples"] for layer in fixed["design"]["layers"]] == [4, 16] == free["schedule"]
     assert fixed["samples"] is fixed["schedule"] is free["samples"] is free["design"] is None
     assert "schedule" in result.stdout
+    assert [line.split(",")[:2] for line in result.stderr.splitlines() if ": KL" in line] == [
+        ["santa 4", "16"], ["float-sys 4", "16"],
+    ]  # fmt: skip
     # The same budgets from files of both kinds are the same rows.
     (tmp_path / "budgets.toml").write_text("[schedule]\nsamples = [4, 16]\n")
     assert accuracy(*options, "--schedule", "budgets.toml").exit_code == 0
@@ -216,7 +220,8 @@ def test_budgets_by_layer(accuracy, tmp_path):
 GSM8K = {"question": "What is 3 * 24?", "answer": "#### 72"}
 
 
-def test_a_task_with_data(accuracy, tmp_path):
+def test_a_task_with_data(accuracy, tmp_path, monkeypatch):
+    monkeypatch.setattr(gsm8k, "NEW_TOKENS", 6)
     (tmp_path / "data.jsonl").write_text(json.dumps(GSM8K) + "\n")
     options = ["--task", "gsm8k", "--data", "data.jsonl", "--trials", 1, "--text", None, "--window", None]
     result = accuracy(*options, "--method", "santa", "--samples", 8, "--seeds", 1)
@@ -227,7 +232,8 @@ def test_a_task_with_data(accuracy, tmp_path):
     assert (row["task"], row["phases"], row["trials"], row["text"]) == ("gsm8k", "decode", 1, "data.jsonl")
     assert row["per_trial"][0]["answers"] == ["72"]
     assert row["unique_rows"] <= 8
-    refused(accuracy(*options, "--method", "dense", "--max-keys", 1024 + 1), "max_keys = 1025")
+    monkeypatch.setattr(gsm8k, "NEW_TOKENS", 2000)
+    refused(accuracy(*options, "--method", "dense", "--max-keys", 1025), "max_keys = 1025: at least the task's 2")
     refused(accuracy(*options[:4], "--trials", 2, *options[6:]), "trials is 2; allowed: at most the data's 1 records")
 
 

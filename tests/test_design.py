@@ -174,7 +174,9 @@ def test_budgets_as_text():
     assert budgets_text([4, 4, 4, 8, 4]) == "4x3,8,4"
 
 
-@pytest.mark.parametrize("text", ["", "16x", "x3", "16x0", "0x3", "-1", "1.5", "16x10,", "1e3", "16*10", "１６"])
+@pytest.mark.parametrize(
+    "text", ["", "16x", "x3", "16x0", "0x3", "-1", "1.5", "16x10,", "1e3", "16*10", "１６", "4x99999999999"]
+)
 def test_text_that_is_no_schedule(text):
     with pytest.raises(ValueError, match=r"schedule .* is no budget; 16x10,64x20 or a \.toml file"):
         load_budgets(text)

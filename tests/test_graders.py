@@ -106,6 +106,9 @@ def test_a_number_is_found_however_it_is_written(value, style, frame):
         (r"\boxed{5} is the answer", 5), (r"\boxed{\frac{1}{\text{2}}}", "1/2"), (r"\boxed{72", 72),
         ("The answer is\n\n72", 72), ("The answers are 3", 3), ("answer=-4", -4), ("#### 72 eggs\nDone in 3.", 72),
         ("The answer is 3.5. Done.", "7/2"), ("The answer is 1/2.", "1/2"),
+        ("The answer is 5. No, the answer is 7.", 7), ("The answer to the problem is 4 eggs of 2 hens.", 4),
+        ("The answer is 72. Check: 70 + 3 = 73", 72),
+        ("#### 72\n70 + 3 = 73", 72),
     ],
 )  # fmt: skip
 def test_awkward_replies(reply, expected):

@@ -112,8 +112,8 @@ def main() -> None:
         right.plot(BUDGETS, [np.mean(row["unique"]) for row in made], f"C{index}o-", markersize=4, label=name)
         right.plot(BUDGETS, [np.mean(row["group_unique"]) for row in made], f"C{index}o--", markersize=4)
     right.plot(BUDGETS, BUDGETS, "k:", linewidth=1, label="S")
-    left.set(ylabel="relative squared error of the output", title="error against S")
-    right.set(ylabel="unique keys a step", title="unique keys: a head (solid), a group of three (dashed)")
+    left.set(ylabel="relative squared error of the output")
+    right.set(ylabel="unique keys a step: a head (solid), a group (dashed)")
     for axis in (left, right):
         axis.set(xscale="log", yscale="log", xlabel="samples S")
         axis.grid(alpha=0.3)

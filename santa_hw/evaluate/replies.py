@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 _HASHES = re.compile(r"####[^\S\n]*")
 _BOX = re.compile(r"\\boxed\s*\{")
-_PHRASE = re.compile(r"\b(?:answer|option|choice)s?\b[\s*_]*(?:is|are|was|:|=)[\s:*_=]*", re.IGNORECASE)
+_PHRASE = re.compile(
+    r"\b(?:answer|option|choice)s?\b(?:\s+to\s+(?:the|this|your)\s+\w+)?[\s*_]*(?:is|are|was|:|=)[\s:*_=]*",
+    re.IGNORECASE,
+)
 # A full stop inside a number is none.
 _END = re.compile(r"\n|[.;!?](?=\s|$)")
 _JOINT = re.compile(r"[\s$€£%()*]*(?:,|;|/|\bor\b|\band\b)[\s$€£()*]*", re.IGNORECASE)
