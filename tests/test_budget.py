@@ -654,7 +654,6 @@ def test_workers_of_the_command(budget, tmp_path):
         (["--workers", 0], "workers = 0: 1 or more"),
         (["--timeout", 0], "timeout = 0.0: more than 0 seconds"),
         (["--rate", 2], "rate = 2.0: above 0"),
-        (["--task", "qa"], "--task qa needs --data"),
         (["--needles", 2], "--needles has no effect with --task perplexity"),
         (["--design", "d.toml"], "d.toml"),
         (["--calibration", "c.npz"], "--calibration has no effect with method float-sys"),

@@ -2,9 +2,9 @@
 
     python benchmarks/reproduction/budget.py [float-sys] [santa]
 
-For each method and three seeds it calls `santa-hw budget` on SmolLM2: a total of 480 samples (16 a layer), 200
+For each method and three seeds it calls `santa-hw budget` on SmolLM2: a total of 480 samples (16 a layer), 350
 episodes, one window of 128 tokens of As You Like It, another passage for each seed. Then KL to dense of the uniform
-and of each learned schedule on two windows of 512 tokens of Hamlet, four seeds of random words each. Whatever was
+and of each learned schedule on two windows of 512 tokens of Hamlet, eight seeds of random words each. Whatever was
 interrupted goes on: runs are kept in build/budget/, rows in build/budget.json. It draws docs/images/budget.svg and
 prints the paired differences with their 95 % bootstrap intervals.
 """
@@ -31,8 +31,8 @@ from santa_hw.evaluate.statistics import bootstrap
 ROOT = Path(__file__).resolve().parents[2]
 BUILD, FIGURE = ROOT / "build", ROOT / "docs" / "images" / "budget.svg"
 METHODS = ("float-sys", "santa")
-SEEDS, EVALUATION_SEEDS = range(3), range(4)
-TOTAL, EPISODES = 480, 200
+SEEDS, EVALUATION_SEEDS = range(3), range(8)
+TOTAL, EPISODES = 480, 350
 # The play's own words begin after the list of persons; passages lie far apart.
 FIRST, STRIDE, LENGTH = 3000, 30000, 8000
 HELD_OUT = {"text": models.EVALUATION_TEXT, "windows": 2, "window": 512}
@@ -76,6 +76,11 @@ def judge(method: str, schedules: Sequence[Sequence[int]]) -> list[list[float]]:
     return results
 
 
+def change(kls: Sequence[float], base: Sequence[float]) -> str:
+    """Mean relative change of values that belong together in pairs, in percent with its interval."""
+    return "{:+.1f} % [{:+.1f}, {:+.1f}]".format(*(100 * np.array(bootstrap(np.divide(kls, base) - 1))))
+
+
 def report(method: str, runs: list[Row], curves: plt.Axes, budgets: plt.Axes) -> None:
     """One method's table on stdout, and its two panels."""
     even = runs[0]["uniform"]
@@ -84,12 +89,12 @@ def report(method: str, runs: list[Row], curves: plt.Axes, budgets: plt.Axes) ->
     print(f"{method}, total {TOTAL}: uniform KL {mean:.4f} [{low:.4f}, {high:.4f}]")
     for run, kls in zip(runs, learned, strict=True):
         kl = bootstrap(kls)
-        change = "{:+.1f} % [{:+.1f}, {:+.1f}]".format(*(100 * np.array(bootstrap(np.divide(kls, base) - 1))))
-        print(f"  learned, seed {run['seed']}: KL {kl.mean:.4f} [{kl.low:.4f}, {kl.high:.4f}], {change}")
+        print(f"  learned, seed {run['seed']}: KL {kl.mean:.4f} [{kl.low:.4f}, {kl.high:.4f}], {change(kls, base)}")
         print(f"    {run['samples']}, sum {sum(run['samples'])}")
         smooth = np.convolve(run["rewards"], np.ones(20) / 20, mode="valid")
         curves.plot(np.arange(20, 20 + len(smooth)), -smooth, label=f"seed {run['seed']}", linewidth=1)
         budgets.plot(run["samples"], "o-", markersize=3, linewidth=1, label=f"seed {run['seed']}")
+    print(f"  all of them against uniform: {change(np.mean(learned, axis=0), base)}")
     budgets.axhline(TOTAL / len(even), color="grey", linestyle="--", label="uniform")
     curves.set(xlabel="episode", ylabel="KL, mean of 20 episodes", title=f"{method}: while learning")
     budgets.set(xlabel="layer", ylabel="S", title=f"{method}: learned budgets", yscale="log")
