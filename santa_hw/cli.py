@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from santa_hw import __version__
+from santa_hw.cli_budget import budget
 from santa_hw.cli_energy import energy
 from santa_hw.cli_rtl import cosim, vectors
 from santa_hw.cli_synth import synth
@@ -32,17 +33,22 @@ app = typer.Typer(
 
 CALIBRATION_TOKENS = 4096
 
-CHOICES = {"task": ("perplexity", "needle", "fwe"), "phases": ("decode", "prefill", "both")}
+_MADE = ("needle", "niah-multivalue", "fwe")
+_DATA = ("qa", "gsm8k", "mmlu")
+CHOICES = {"task": ("perplexity", *_MADE, *_DATA), "phases": ("decode", "prefill", "both")}
 # Which task knows which option; given with another task, it is an error.
 TASK_OPTIONS = {
     "windows": ("perplexity",),
     "window": ("perplexity",),
-    "text": ("perplexity", "needle"),
-    "context": ("needle", "fwe"),
-    "trials": ("needle", "fwe"),
-    "phases": ("needle", "fwe"),
-    "needles": ("needle",),
+    "text": ("perplexity", "needle", "niah-multivalue"),
+    "data": ("niah-multivalue", "fwe", *_DATA),
+    "context": _MADE,
+    "trials": (*_MADE, *_DATA),
+    "phases": (*_MADE, *_DATA),
+    "needles": ("needle", "niah-multivalue"),
 }
+# What made prompts need and given ones do not.
+MADE_OPTIONS = ("text", "context", "needles")
 
 FIELD_HELP = {
     "max_keys": "most keys a decode step may see",
@@ -76,6 +82,7 @@ OWN_HELP = {
     "samples": "budget S of santa, or k of top-k",
     "head_dim": "head dimension",
 }
+SCHEDULE_HELP = "Budgets by layer: 16x10,64x20 (16 in ten layers, 64 in twenty), or a TOML file."
 _DESIGN = "Design fields"
 
 
@@ -117,7 +124,7 @@ def accuracy(
     ctx: typer.Context,
     *,
     model: Annotated[str, typer.Option(help="Built-in model, hub id, folder or .gguf file.")] = "smollm2-135m-instruct",
-    task: Annotated[str, typer.Option(help="What to score.", metavar="perplexity|needle|fwe")] = "perplexity",
+    task: Annotated[str, typer.Option(help="What to score.", metavar="|".join(CHOICES["task"]))] = "perplexity",
     method: Annotated[
         str | None,
         typer.Option(
@@ -126,6 +133,7 @@ def accuracy(
         ),
     ] = None,
     samples: Annotated[str | None, typer.Option(help="Budgets S, or k of top-k. Default: 16,64,256.")] = None,
+    schedule: Annotated[str | None, typer.Option(help=SCHEDULE_HELP, metavar="SxLAYERS,...|FILE.toml")] = None,
     bits: Annotated[str | None, typer.Option(help="q, k and v bits together.")] = None,
     design: Annotated[
         Path | None, typer.Option(help="TOML file of a design, or of a schedule; other options change it.")
@@ -135,15 +143,25 @@ def accuracy(
     text: Annotated[
         str, typer.Option(help="Text to predict, or to hide needles in: a file or a built-in one.")
     ] = "shakespeare-eval",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Records: a file with a JSON object a line, or hub:dataset "
+            "(needed by qa, gsm8k, mmlu; in place of made prompts with niah-multivalue, fwe)."
+        ),
+    ] = None,
     windows: Annotated[int, typer.Option(help="Windows of the text (perplexity).")] = 2,
     window: Annotated[int, typer.Option(help="Tokens of a window (perplexity).")] = 1024,
-    context: Annotated[int, typer.Option(help="Tokens of prompt and reply (needle, fwe).")] = 1024,
-    needles: Annotated[int, typer.Option(help="Numbers hidden in a prompt (needle).")] = 1,
-    trials: Annotated[int, typer.Option(help="Prompts (needle, fwe).")] = 12,
+    context: Annotated[int, typer.Option(help="Tokens of prompt and reply (made prompts).")] = 1024,
+    needles: Annotated[
+        int | None,
+        typer.Option(help="Numbers hidden in a prompt (needle, niah-multivalue). Default: 1, with multivalue 4."),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Prompts (all but perplexity).")] = 12,
     phases: Annotated[
         str,
         typer.Option(
-            help="Replace attention in decode steps only, or in the prompt too (needle, fwe).",
+            help="Replace attention in decode steps only, or in the prompt too (all but perplexity).",
             metavar="decode|prefill|both",
         ),
     ] = "decode",
@@ -167,6 +185,7 @@ def accuracy(
     """
     with reporting():
         from santa_hw import sweep
+        from santa_hw.design import load_budgets
 
         _check_given(ctx)
         if seeds < 1:
@@ -174,11 +193,14 @@ def accuracy(
         if not 0 <= seed <= (1 << 32) - seeds:
             raise ValueError(f"seed = {seed}: 0 to {(1 << 32) - seeds} is allowed")
         methods = _names(method) or (None if design else list(sweep.METHODS))
-        budgeted = methods is not None and not set(methods) <= {"dense", "float-dense"}
+        budgets = None if schedule is None else load_budgets(schedule)
+        unbudgeted = {"dense", "float-dense"}
+        defaults = None if design or budgets or methods is None or set(methods) <= unbudgeted else [16, 64, 256]
         points = sweep.grid(
             *_base_and_axes(fields, bits, design),
             methods=methods,
-            samples=_numbers("samples", samples) or ([16, 64, 256] if budgeted and not design else None),
+            samples=_numbers("samples", samples) or defaults,
+            schedule=budgets,
             seeds=range(seed, seed + seeds),
         )
         needs_calibration = any(point.design is not None for point in points)
@@ -192,9 +214,10 @@ def accuracy(
             _say(f"Loading {model}")
             loaded = _load(model, device, dtype)
             work, setting = sweep.open_task(
-                loaded, task, text=text, windows=windows, window=window, context=context, needles=needles,
+                loaded, task, text=text, data=data, windows=windows, window=window, context=context, needles=needles,
                 trials=trials, phases=phases,
             )  # fmt: skip
+            sweep.check_keys(points, work.keys)
             fixed = None
             if needs_calibration:
                 count = max(1, CALIBRATION_TOKENS // size)
@@ -234,16 +257,19 @@ def report(
 @with_fields(OWN_HELP | FIELD_HELP)
 def design(
     file: Annotated[Path | None, typer.Option(help="TOML file of a design or a schedule; options change it.")] = None,
+    schedule: Annotated[str | None, typer.Option(help=SCHEDULE_HELP, metavar="SxLAYERS,...|FILE.toml")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_toml: Annotated[bool, typer.Option("--toml", help="Print TOML, for --file and --design.")] = False,
     **fields: str | None,
 ) -> None:
     """A design point with all its derived widths."""
     with reporting():
-        from santa_hw.design import Design, Schedule, load_design
+        from santa_hw.design import Design, Schedule, load_budgets, load_design
 
         changes = {name: _value(name, text) for name, text in fields.items() if text is not None}
         chosen = (load_design(file) if file else Design()).replace(**changes)
+        if schedule is not None:
+            chosen = chosen.with_samples(load_budgets(schedule))
         layers = chosen.designs if isinstance(chosen, Schedule) else (chosen,)
         if as_json and as_toml:
             raise ValueError("--json and --toml: one of them is allowed")
@@ -334,6 +360,7 @@ def fetch(
         typer.echo(models.fetch(force=force))
 
 
+app.command()(budget)
 app.command()(energy)
 app.command()(cosim)
 app.command()(vectors)
@@ -358,6 +385,11 @@ def _check_given(ctx: typer.Context) -> None:
     for name, tasks in TASK_OPTIONS.items():
         if name in given and task not in tasks:
             raise ValueError(f"--{name} has no effect with --task {task}: leave it out, or choose {', '.join(tasks)}")
+    if ctx.params["data"] is None and task in _DATA:
+        raise ValueError(f"--task {task} needs --data: a file of JSON lines, or hub:dataset")
+    for name in MADE_OPTIONS:
+        if {"data", name} <= given:
+            raise ValueError(f"--data and --{name}: one of them is allowed")
     if {"calibration", "calibration_text"} <= given:
         raise ValueError("--calibration and --calibration-text: one of them is allowed")
 
@@ -453,11 +485,15 @@ def _keeping(file: Path) -> Iterator[None]:
 
 def _line(row: Mapping[str, Any]) -> str:
     """A row in one line, as it comes."""
+    from santa_hw.design import budgets_text
+
     scores = [("KL", "kl_to_dense"), ("perplexity", "perplexity"), ("accuracy", "accuracy")]
     parts = [f"{title} {row[name]:.4g}" for title, name in scores if row[name] is not None]
     changed = row["design"] or {}
+    budgets = row["schedule"] or [layer["samples"] for layer in changed.get("layers", ())]
     bits = [f"{name[0]}{changed[name]}" for name in ("q_bits", "k_bits", "v_bits") if name in changed]
-    name = " ".join(str(part) for part in (row["method"], row["samples"], *bits) if part is not None)
+    budget = budgets_text(budgets) if budgets else row["samples"]
+    name = " ".join(str(part) for part in (row["method"], budget, *bits) if part is not None)
     return f"{name}, seed {row['seed']}: {', '.join(parts)} ({row['seconds']:.1f} s)"
 
 

@@ -32,7 +32,7 @@ _TALLY_FIELDS = {field.name for field in dataclasses.fields(Tally)}
 _FIXED = ("santa", "top-k", "dense")
 _KNOWN = (*_FIXED, "schedule", *FLOAT_METHODS)
 _DESIGN_COLUMNS = ("method", "samples", "head_dim", "q_bits", "k_bits", "v_bits", "scores", "sampler")
-SETTING = tuple(name for name in IDENTITY if name not in ("method", "samples", "design", "seed"))
+SETTING = tuple(name for name in IDENTITY if name not in ("method", "samples", "schedule", "design", "seed"))
 """Columns that say what a row was measured on: scores are comparable where all of them are the same."""
 
 

@@ -78,8 +78,9 @@ class Group:
     def fields(self) -> dict[str, Any]:
         """What tells groups apart besides method and samples: the setting's columns and the design's fields."""
         design = self.row.get("design") or {}
-        if "layers" in design:
-            text = json.dumps(design, sort_keys=True)
+        layers = design if "layers" in design else self.row.get("schedule")
+        if layers:
+            text = json.dumps(layers, sort_keys=True)
             design = {"schedule": hashlib.sha256(text.encode()).hexdigest()[:8]}
         setting = {name: self.row.get(name) for name in SETTING}
         calibration = {"calibration": (self.row.get("calibration_sha256") or "")[:8] or None}
@@ -140,8 +141,8 @@ def varying(groups: Sequence[Group]) -> list[str]:
     names = [
         name
         for name in dict.fromkeys(name for some in fields for name in some)
-        # A group that lacks a field, or holds None, does not differ by it.
-        if len({str(some[name]) for some in fields if some.get(name) is not None}) > 1
+        # A group that lacks a field, or holds None, does not differ by it; one without a schedule does.
+        if len({str(some.get(name)) for some in fields if some.get(name) is not None or name == "schedule"}) > 1
     ]
     together = all(len({some.get(name) for name in BITS}) == 1 for some in fields)
     if together and "q_bits" in names:

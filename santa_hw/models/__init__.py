@@ -20,6 +20,7 @@ from santa_hw.models.defaults import CALIBRATION_TEXT, DEFAULT_MODEL, EVALUATION
 from santa_hw.models.download import FetchError, cache_dir
 from santa_hw.models.loading import LoadedModel, from_model, load
 from santa_hw.models.methods import FixedPoint, FloatMethod, fixed_point, float_method
+from santa_hw.models.records import load_records
 from santa_hw.models.texts import load_text
 
 __all__ = [
@@ -44,5 +45,6 @@ __all__ = [
     "float_method",
     "from_model",
     "load",
+    "load_records",
     "load_text",
 ]

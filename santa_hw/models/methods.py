@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ def _fit(design: Design, loaded: LoadedModel, layer: int) -> Design:
 class FloatMethod:
     """Attention hook: a float64 reference method. Made by :func:`float_method`."""
 
-    def __init__(self, name: str, samples: int, seed: int = 0) -> None:
+    def __init__(self, name: str, samples: int | Sequence[int], seed: int = 0) -> None:
         if name not in METHODS:
             raise ValueError(f"method {name!r}: {', '.join(METHODS)} are allowed")
         self.name = name
@@ -117,12 +118,19 @@ class FloatMethod:
             *(x.to("cpu", torch.float64) for x in (call.q, call.k, call.v)),
             scale=call.scale,
             mask=visible[:, None],
-            samples=self.samples,
+            samples=self._budget(call.layer),
             generator=self._generator,
         )
         read = visible[:, None].expand(*output.shape[:3], -1) if counts is None else counts > 0
         self._tally += _row_tally(visible, read, call.k.shape[1])
         return output
+
+    def _budget(self, layer: int) -> int:
+        if isinstance(self.samples, int):
+            return self.samples
+        if layer >= len(self.samples):
+            raise ValueError(f"schedule has {len(self.samples)} layers: it misses layer {layer}")
+        return self.samples[layer]
 
     @property
     def tally(self) -> Tally:
@@ -135,11 +143,11 @@ class FloatMethod:
         self._generator = torch.Generator().manual_seed(self.seed)
 
 
-def float_method(name: str, samples: int, seed: int = 0) -> FloatMethod:
+def float_method(name: str, samples: int | Sequence[int], seed: int = 0) -> FloatMethod:
     """A hook that runs a model's attention through a method of :data:`santa_hw.reference.METHODS`.
 
-    Its random numbers come from one generator in the order of the calls, not from the contract's counters:
-    equal calls in equal order give equal outputs.
+    `samples` is one budget, or one for each layer. Random numbers come from one generator in the order of the calls,
+    not from the contract's counters: equal calls in equal order give equal outputs.
     """
     return FloatMethod(name, samples, seed)
 
