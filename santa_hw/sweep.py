@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from santa_hw import __version__
 from santa_hw.design import FIELDS, Design, DesignLike, Schedule
+from santa_hw.team_design import TeamDesign
 
 if TYPE_CHECKING:
     from santa_hw.evaluate.decoding import Decoding
@@ -32,15 +33,16 @@ METHODS = ("santa", "top-k", "dense")
 FLOAT_METHODS = (
     "float-dense", "float-top-k", "float-santa", "float-strat", "float-sys", "float-prop", "float-flash"
 )  # fmt: skip
+TEAM_METHODS = ("santapp", "top-teams", "top-means", "top-bounds")
 
 IDENTITY = (
     "task", "model_identity", "dtype", "text_sha256", "calibration_sha256", "windows", "window", "context",
-    "needles", "trials", "phases", "method", "samples", "design", "seed", "version",
+    "needles", "trials", "phases", "method", "samples", "design", "teams", "seed", "version",
 )  # fmt: skip
 """Columns that say which result a row holds: a row with the same ones is not computed again."""
 
 SCORES = ("perplexity", "kl_to_dense", "top1_agreement", "accuracy")
-COUNTS = ("unique_rows", "saturations", "lost_mass")
+COUNTS = ("unique_rows", "kv_reads", "group_kv_reads", "saturations", "lost_mass")
 DETAILS = ("per_window", "per_trial")
 
 
@@ -67,16 +69,20 @@ class Setting:
 
 @dataclass(frozen=True)
 class Point:
-    """One grid point and seed; `design` is None for the float methods, `samples` for the dense ones."""
+    """One grid point and seed; `design` is None for the float methods, `samples` for the dense ones.
+
+    `teams` is the design of a method of `TEAM_METHODS`, whose `samples` is M; None for the others.
+    """
 
     method: str
     samples: int | None
     design: DesignLike | None
     seed: int
+    teams: TeamDesign | None = None
 
     def __str__(self) -> str:
         if self.design is None:
-            return " ".join(str(part) for part in (self.method, self.samples) if part is not None)
+            return " ".join(str(part) for part in (self.method, self.samples, self.teams) if part is not None)
         return str(self.design)
 
 
@@ -90,6 +96,7 @@ def grid(
     methods: Sequence[str] | None = None,
     samples: Sequence[int] | None = None,
     seeds: Sequence[int] = (0,),
+    team_axes: Sequence[Sequence[Mapping[str, Any]]] = (),
 ) -> list[Point]:
     """
     Every combination of methods, design fields, budgets and seeds, each different point once.
@@ -101,9 +108,11 @@ def grid(
     axes : sequence of axes
         An axis is a list of changes, one value each: ``[{"q_bits": 6}, {"q_bits": 8}]``.
     methods, samples : sequence, optional
-        Names of `METHODS` and `FLOAT_METHODS`, and budgets; None keeps the base's own.
+        Names of `METHODS`, `FLOAT_METHODS` and `TEAM_METHODS`, and budgets; None keeps the base's own.
     seeds : sequence of int
         A method that draws no random word runs with the first seed only.
+    team_axes : sequence of axes
+        What they change is a `TeamDesign`.
 
     Raises
     ------
@@ -112,18 +121,23 @@ def grid(
     """
     names: list[str | None] = list(methods) if methods is not None else [None]
     for name in names:
-        if name is not None and name not in METHODS + FLOAT_METHODS:
-            raise ValueError(f"method = {name!r}: allowed are {', '.join(METHODS + FLOAT_METHODS)}")
+        if name is not None and name not in METHODS + FLOAT_METHODS + TEAM_METHODS:
+            allowed = ", ".join(METHODS + FLOAT_METHODS + TEAM_METHODS)
+            raise ValueError(f"method = {name!r}: allowed are {allowed}")
     points: dict[Point, None] = {}
     for name in names:
         if name in FLOAT_METHODS:
             points |= dict.fromkeys(_float_points(name, base, samples, seeds))
             continue
+        if name in TEAM_METHODS:
+            points |= dict.fromkeys(_team_points(name, base, team_axes, samples, seeds))
+            continue
         for changes in itertools.product(*axes):
             design = base.replace(**{key: value for change in changes for key, value in change.items()})
             points |= dict.fromkeys(_fixed_points(design, name, samples, seeds))
     used = set().union(*(used_fields(point.design) for point in points if point.design is not None))
-    idle = sorted({key for axis in axes for change in axis for key in change} - used)
+    used |= set().union(*(point.teams.used(point.method) for point in points if point.teams is not None))
+    idle = sorted({key for axis in (*axes, *team_axes) for change in axis for key in change} - used)
     if samples is not None and all(point.samples is None for point in points):
         idle.append("samples")
     if idle:
@@ -148,12 +162,17 @@ def used_fields(design: DesignLike) -> set[str]:
 
 def is_random(method: str, design: DesignLike | None) -> bool:
     """Whether a method's result depends on the seed."""
-    return method in FLOAT_METHODS[2:] if design is None else "rng" in used_fields(design)
+    return method in (*FLOAT_METHODS[2:], "santapp") if design is None else "rng" in used_fields(design)
 
 
 def check_keys(points: Iterable[Point], keys: int) -> None:
-    """Refuse designs with room for fewer keys than the task will show them."""
+    """Refuse designs with room for fewer keys than the task will show them, and draws of more teams than they make."""
     for point in points:
+        if point.teams is not None and (point.samples or 1) > point.teams.teams(keys):
+            raise ValueError(
+                f"samples = {point.samples}: at most {point.teams.teams(keys)}, the teams of the task's {keys} keys "
+                f"({point.teams}), is allowed with {point.method}"
+            )
         for design in _designs(point.design):
             if design.max_keys < keys:
                 raise ValueError(f"max_keys = {design.max_keys}: at least the task's {keys} keys are allowed")
@@ -194,6 +213,22 @@ def _float_points(method: str, base: DesignLike, samples: Sequence[int] | None, 
     elif any(budget is None or budget < 1 for budget in budgets):
         raise ValueError(f"samples = {budgets[0]}: 1 or more is allowed with {method}")
     return [Point(method, budget, None, seed) for budget in budgets for seed in _seeds(method, None, seeds)]
+
+
+def _team_points(
+    method: str,
+    base: DesignLike,
+    axes: Sequence[Sequence[Mapping[str, Any]]],
+    samples: Sequence[int] | None,
+    seeds: Sequence[int],
+) -> list[Point]:
+    points = []
+    for changes in itertools.product(*axes):
+        chosen = TeamDesign().replace(**{key: value for change in changes for key, value in change.items()})
+        points += [
+            replace(point, teams=chosen.settled(method)) for point in _float_points(method, base, samples, seeds)
+        ]
+    return points
 
 
 def _seeds(method: str, design: DesignLike | None, seeds: Sequence[int]) -> Sequence[int]:
@@ -456,6 +491,7 @@ def identify(setting: Setting, point: Point, calibration: Calibration | None) ->
         "method": point.method,
         "samples": point.samples,
         "design": None if point.design is None else point.design.to_dict(),
+        "teams": None if point.teams is None else point.teams.to_dict(),
         "seed": point.seed,
         **vars(setting),
         "calibration_sha256": calibration.text_sha256 if uses and calibration is not None else None,
@@ -469,6 +505,8 @@ def hook_of(loaded: LoadedModel, point: Point, calibration: Calibration | None) 
 
     if point.method == "float-dense":
         return None
+    if point.teams is not None:
+        return models.team_method(point.method, point.samples or 1, point.teams, point.seed)
     if point.design is None:
         return models.float_method(point.method, point.samples or 1, point.seed)
     if calibration is None:
@@ -482,9 +520,12 @@ def measure(task: Task, point: Point, hook: AttentionHook | None, tick: Tick = l
     scores = task.evaluate(hook, tick)
     seconds = time.perf_counter() - start
     row: Row = dict.fromkeys([*SCORES, *COUNTS, "tally"]) | {"seconds": seconds} | dict.fromkeys(DETAILS) | scores
+    if hook is None:
+        row |= {"kv_reads": 1.0, "group_kv_reads": 1.0}
     tally = getattr(hook, "tally", None)
     if tally is not None and tally.head_steps:
         row["unique_rows"] = tally.mean_unique_rows
+        row |= {"kv_reads": tally.kv_reads, "group_kv_reads": tally.group_kv_reads}
         if point.design is not None:
             row |= {"saturations": tally.total_saturations, "lost_mass": tally.mean_lost_mass}
             row["tally"] = asdict(tally)

@@ -18,7 +18,7 @@ from santa_hw.models.calibration import Calibration, calibrate
 from santa_hw.models.defaults import CALIBRATION_TEXT, DEFAULT_MODEL, EVALUATION_TEXT, TEXTS, fetch
 from santa_hw.models.download import FetchError, cache_dir
 from santa_hw.models.loading import LoadedModel, from_model, load
-from santa_hw.models.methods import FixedPoint, FloatMethod, fixed_point, float_method
+from santa_hw.models.methods import FixedPoint, FloatMethod, TeamMethod, fixed_point, float_method, team_method
 from santa_hw.models.texts import load_text
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "FixedPoint",
     "FloatMethod",
     "LoadedModel",
+    "TeamMethod",
     "attention",
     "cache_dir",
     "calibrate",
@@ -43,4 +44,5 @@ __all__ = [
     "from_model",
     "load",
     "load_text",
+    "team_method",
 ]

@@ -51,8 +51,8 @@ def group_size(q: torch.Tensor, k: torch.Tensor) -> int:
     return heads // kv_heads
 
 
-def operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``q``, ``k``, ``v`` in float64, KV heads repeated to match; ValueError for bad shapes, NaN, inf."""
+def check_operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Raise ValueError for bad shapes, NaN and infinity."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim < 2:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: at least (rows, head_dim)")
@@ -62,6 +62,11 @@ def operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.T
         raise ValueError(f"k has head dimension {k.shape[-1]}; allowed: q's, {q.shape[-1]}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"v has shape {tuple(v.shape)}; allowed: all axes but the last as k's, {tuple(k.shape)}")
+
+
+def operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``q``, ``k``, ``v`` in float64, KV heads repeated to match; ValueError for bad shapes, NaN, inf."""
+    check_operands(q, k, v)
     group = group_size(q, k)
     return q.double(), repeat_kv(k.double(), group), repeat_kv(v.double(), group)
 
