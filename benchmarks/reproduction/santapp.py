@@ -37,14 +37,16 @@ ROOT = Path(__file__).resolve().parents[2]
 FIGURE = ROOT / "docs" / "images" / "santapp.svg"
 CONTEXTS = (4096, 1024, 2048)
 STEPS = 64
-WINDOWS = 3
+PIECE = 9
 SEEDS = 2
-TRIALS = 6
 BLOCK = TeamDesign().block
 
 
 class Continuation(Perplexity):
-    """Perplexity of the last `STEPS` tokens of each window: decode steps after a prompt that is read once."""
+    """Perplexity of the last `STEPS` tokens of each window: decode steps after a prompt that is read once.
+
+    Its scores come in pieces of `PIECE` tokens, so that few windows have an interval too.
+    """
 
     def __init__(self, loaded: models.LoadedModel, tokens: np.ndarray) -> None:
         super().__init__(loaded, tokens, "continuation", "decode")
@@ -62,11 +64,19 @@ class Continuation(Perplexity):
         cache.crop(-STEPS)
         return logits
 
-    def _window(self, hook: models.AttentionHook | None, index: int) -> Any:
-        expected, best = self.reference(index)
-        return compare(
-            self._logits(hook, index), expected, best, torch.from_numpy(self.tokens[index, self.start + 1 :])
-        )
+    def evaluate(self, hook: models.AttentionHook | None, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """Scores of a method over all windows, `STEPS` - 1 predicted tokens each."""
+        pieces = []
+        for index in range(len(self.tokens)):
+            (expected, best), logits = self.reference(index), self._logits(hook, index)
+            targets = torch.from_numpy(self.tokens[index, self.start + 1 :])
+            for at in range(0, STEPS - 1, PIECE):
+                part = slice(at, at + PIECE)
+                pieces.append(compare(logits[part], expected[part], best[part], targets[part])._asdict())
+            tick()
+        nll, kl, agreement = (float(np.mean([p[name] for p in pieces])) for name in ("nll", "kl", "agreement"))
+        scores = {"perplexity": float(np.exp(nll)), "kl_to_dense": kl, "top1_agreement": agreement}
+        return scores | {"per_window": pieces}
 
     def _storage(self, vocabulary: int) -> torch.Tensor:
         if self._store is None:
@@ -155,17 +165,17 @@ def needle_points() -> list[sweep.Point]:
     )
 
 
-def measure(loaded: models.LoadedModel, name: str, context: int) -> None:
-    """Rows of one task at one context, those that are missing."""
+def measure(loaded: models.LoadedModel, name: str, context: int, count: int) -> None:
+    """Rows of one task at one context, those that are missing; `count` windows or trials."""
     text = models.load_text(models.EVALUATION_TEXT)
     shared = {"model": loaded.name, "model_identity": loaded.identity, "dtype": "float32", "phases": "decode"}
     if name == "kl":
         length = TeamDesign().sinks + context - BLOCK + (BLOCK + STEPS) // 2
-        task: Any = Continuation(loaded, windows(loaded, text, WINDOWS, length))
-        setting = sweep.Setting(task="continuation", **shared, windows=WINDOWS, window=length)
+        task: Any = Continuation(loaded, windows(loaded, text, count, length))
+        setting = sweep.Setting(task="continuation", **shared, windows=count, window=length)
     else:
-        task = ReadOnce(needle(loaded, text, context=context, trials=TRIALS))
-        setting = sweep.Setting(task="needle", **shared, context=context, needles=1, trials=TRIALS)
+        task = ReadOnce(needle(loaded, text, context=context, trials=count))
+        setting = sweep.Setting(task="needle", **shared, context=context, needles=1, trials=count)
     wanted = kl_points(context) if name == "kl" else needle_points()
 
     def show(row: sweep.Row, fresh: bool) -> None:
@@ -214,7 +224,7 @@ def show(axis: plt.Axes, name: str, context: int) -> None:
         members.sort(key=lambda group: group.group_kv_reads or 0)
         estimates = [getattr(group, column) for group in members]
         for group, estimate in zip(members, estimates, strict=True):
-            pieces = group.seeds * (WINDOWS if name == "kl" else TRIALS)
+            pieces = group.seeds * len(group.row["per_window"] or group.row["per_trial"])
             reads = f"{100 * group.kv_reads:.1f} % | {100 * group.group_kv_reads:.1f} %"
             score = f"{estimate.mean:.4f} | {estimate.low:.4f} to {estimate.high:.4f}"
             print(f"| {label} | {group.samples or '–'} | {reads} | {score} | {pieces} |")
@@ -231,7 +241,7 @@ def show(axis: plt.Axes, name: str, context: int) -> None:
     if name == "kl":
         axis.set(yscale="log", ylabel="KL to dense (nats a token)")
     else:
-        axis.set(ylabel=f"needles found, of {TRIALS}", ylim=(-0.05, 1.05))
+        axis.set(ylabel="share of needles found", ylim=(-0.05, 1.05))
 
 
 def draw() -> None:
@@ -254,6 +264,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="SANTA++ against KV reads")
     parser.add_argument("--kl", type=int, choices=CONTEXTS, help="measure KL alone, at this context")
     parser.add_argument("--needle", type=int, choices=CONTEXTS, help="measure retrieval alone, at this context")
+    parser.add_argument("--windows", type=int, default=3, help="windows of each context (KL)")
+    parser.add_argument("--trials", type=int, default=6, help="questions (retrieval)")
     parser.add_argument("--draw", action="store_true", help="measure nothing")
     chosen = parser.parse_args()
     wanted = [(name, context) for name in ("kl", "needle") if (context := getattr(chosen, name))]
@@ -262,7 +274,7 @@ def main() -> None:
     if wanted:
         loaded = models.load()
         for name, context in wanted:
-            measure(loaded, name, context)
+            measure(loaded, name, context, chosen.windows if name == "kl" else chosen.trials)
     if not chosen.kl and not chosen.needle:
         draw()
 
