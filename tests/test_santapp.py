@@ -289,7 +289,6 @@ def test_other_shapes_against_loops(rng, design):
 
 
 def test_a_sliding_window_reads_what_is_left_of_a_block(rng):
-    mask = causal(30, 41) & causal(30, 41).flip(0, 1).roll(14, 1)
     mask = causal(30, 41) & ~torch.ones(41, 41, dtype=torch.bool).tril(-15)[11:]
     mask[4] = False
     check_against_oracle(rng, SMALL.replace(sharing="reuse"), 2, mask=mask)
@@ -356,12 +355,12 @@ def test_the_ratio_is_biased_and_less_so_with_more_teams(seed):
     biases, noises = [], []
     for samples in (2, 4, 6):
         rng, bias, noise = torch.Generator().manual_seed(seed), 0.0, 0.0
-        for _ in range(20):
+        for _ in range(12):
             numerators, denominators, numerator, denominator, measure = sums(rng, SMALL, samples, heads=1)
             ratio, truth = numerators / denominators[..., None], numerator / denominator[:, None]
             mean = torch.einsum("e,ehd->hd", measure, ratio)
-            bias += (mean - truth).norm().item() / 20
-            noise += (measure @ (ratio - mean).square().sum(dim=(1, 2))).sqrt().item() / 20
+            bias += (mean - truth).norm().item() / 12
+            noise += (measure @ (ratio - mean).square().sum(dim=(1, 2))).sqrt().item() / 12
         biases.append(bias)
         noises.append(noise)
     print("M = 2, 4, 6 of 8 teams: bias", biases, "noise", noises)
@@ -552,6 +551,10 @@ def test_bad_arguments_are_named(rng):
         santapp(k, k, k, **options | {"samples": 0})
     with pytest.raises(ValueError, match=r"mask has shape \(2, 30, 30\); allowed: one mask for all heads"):
         santapp(k.expand(2, 30, 4), k, k, mask=torch.ones(2, 30, 30, dtype=torch.bool), **options)
+    with pytest.raises(ValueError, match=r"mask has dtype torch.float32"):
+        santapp(k, k, k, mask=torch.ones(30, 30), **options)
+    with pytest.raises(ValueError, match="by is 'size'; allowed: bounds, mean, representative"):
+        top_teams(k, k, k, samples=2, by="size")
     with pytest.raises(ValueError, match=r"uniforms has shape \(2,\); allowed here: \(1, 30\)"):
         santapp(k, k, k, **options | {"uniforms": torch.zeros(2)})
     with pytest.raises(ValueError, match="q holds NaN"):

@@ -78,12 +78,17 @@ def attention_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float | None = 
     return (q * factor) @ k.double().transpose(-1, -2)
 
 
+def check_mask(mask: torch.Tensor | None) -> None:
+    """Raise ValueError unless ``mask`` is bool, or None."""
+    if mask is not None and mask.dtype != torch.bool:
+        raise ValueError(f"mask has dtype {mask.dtype}; allowed: torch.bool, True where a key is visible")
+
+
 def masked(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Scores with minus infinity where ``mask`` is False."""
+    check_mask(mask)
     if mask is None:
         return scores
-    if mask.dtype != torch.bool:
-        raise ValueError(f"mask has dtype {mask.dtype}; allowed: torch.bool, True where a key is visible")
     return scores.masked_fill(~mask, -math.inf)
 
 

@@ -13,7 +13,9 @@ import torch
 
 from santa_hw.reference.dense import (
     Uniforms,
+    check_choice,
     check_count,
+    check_mask,
     check_operands,
     draw,
     group_size,
@@ -128,7 +130,7 @@ def _sampled(samples: int, offsets: torch.Tensor, design: TeamDesign) -> Select:
         drawn = draw_teams(pi, offsets[..., rows])
         if design.sharing == "reuse":
             drawn = drawn.any(dim=-3, keepdim=True)
-            pi = 1.0 - (1.0 - pi).prod(dim=-3, keepdim=True)
+            pi = -torch.expm1(torch.log1p(-pi).sum(dim=-3, keepdim=True))  # 1 - Π(1 - π), small ones too
         return team_weights(pi, drawn, design)
 
     return select
@@ -259,6 +261,7 @@ def top_teams(
     """
     design = TeamDesign() if design is None else design
     check_count("samples", samples)
+    check_choice("by", by, ("representative", "mean", "bounds"))
 
     def summary(keys: torch.Tensor, teams: Teams) -> Summary:
         if by == "representative":
@@ -285,6 +288,7 @@ def _attend(
     check_operands(q, k, v)
     if q.ndim != k.ndim:
         raise ValueError(f"k has shape {tuple(k.shape)}; allowed: as many axes as q, {tuple(q.shape)}")
+    check_mask(mask)
     if mask is not None and mask.ndim > 2 and mask.shape[-3] != 1:
         raise ValueError(f"mask has shape {tuple(mask.shape)}; allowed: one mask for all heads, 1 on axis -3")
     if q.ndim < 3:
@@ -331,7 +335,8 @@ def _attend(
     if not outputs:
         empty = torch.zeros(*q.shape[:-1], dtype=torch.int64, device=q.device)
         union = empty[..., : k.shape[-3], :]
-        return torch.zeros(*q.shape[:-1], v.shape[-1], dtype=torch.float64), Reads(empty, empty, union, union)
+        output = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=torch.float64, device=q.device)
+        return output, Reads(empty, empty, union, union)
     joined = Reads(*(torch.cat(part, dim=-1) for part in zip(*counts, strict=True)))
     return torch.cat(outputs, dim=-2), joined
 
