@@ -154,13 +154,15 @@ def needle_points() -> list[sweep.Point]:
     return points(
         ("float-dense", [], {}),
         ("float-sys", [16], {}),
-        ("santapp", [8, 32], {"sharing": "reuse"}),
-        ("santapp", [16, 64], {"sharing": "own"}),
-        ("top-teams", [16, 64], {}),
-        ("santapp", [64], {"sharing": "reuse"}),
-        ("santapp", [128], {"sharing": "own"}),
-        ("santapp", [32], {"sharing": "shared"}),
+        ("santapp", [8, 2], {"sharing": "reuse"}),
+        ("santapp", [2, 8], {"sharing": "own"}),
+        ("top-teams", [2, 8], {}),
+        ("santapp", [4, 16], {"sharing": "own"}),
+        ("santapp", [8, 32], {"sharing": "shared"}),
         ("float-top-k", [16], {}),
+        ("santapp", [32], {"sharing": "reuse"}),
+        ("top-teams", [32], {}),
+        ("santapp", [64], {"sharing": "own"}),
         seeds=1,
     )
 
