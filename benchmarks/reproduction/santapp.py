@@ -40,6 +40,11 @@ STEPS = 64
 PIECE = 9
 SEEDS = 2
 BLOCK = TeamDesign().block
+LINES = (
+    "santapp reuse", "santapp shared", "santapp own", "top-teams", "top-means", "top-bounds", "float-sys",
+    "float-top-k", "float-dense", "santapp own tempered", "santapp own clipped",
+)  # fmt: skip
+"""Curves, in the order of their colours."""
 
 
 class Continuation(Perplexity):
@@ -222,7 +227,8 @@ def show(axis: plt.Axes, name: str, context: int) -> None:
     curves: dict[str, list[Group]] = {}
     for group in groups:
         curves.setdefault(line(group), []).append(group)
-    for index, (label, members) in enumerate(curves.items()):
+    for label, members in sorted(curves.items(), key=lambda curve: LINES.index(curve[0])):
+        index = LINES.index(label)
         members.sort(key=lambda group: group.group_kv_reads or 0)
         estimates = [getattr(group, column) for group in members]
         for group, estimate in zip(members, estimates, strict=True):
