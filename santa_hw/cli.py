@@ -83,11 +83,20 @@ OWN_HELP = {
     "head_dim": "head dimension",
 }
 SCHEDULE_HELP = "Budgets by layer: 16x10,64x20 (16 in ten layers, 64 in twenty), or a TOML file."
-_DESIGN = "Design fields"
+TEAM_HELP = {
+    "block": "consecutive keys that are grouped into teams",
+    "team": "average keys of a team, a divisor of block",
+    "sharing": "own, shared or reuse: what the heads of a group do",
+    "weights": "inverse, tempered or clipped: what a drawn team counts",
+    "exponent": "exponent of tempered weights",
+    "clip": "limit of clipped weights",
+    "sinks": "first keys, always read",
+}
+_DESIGN, _TEAMS = "Design fields", "Teams (santapp, top-teams, top-means, top-bounds)"
 
 
 def with_fields(fields: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each design field; their values are in the context's `params`."""
+    """Give a command an option for each field of a design; their values are in the context's `params`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
@@ -97,7 +106,10 @@ def with_fields(fields: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=None,
-                annotation=Annotated[str | None, typer.Option(help=text, rich_help_panel=_DESIGN, metavar="VALUE")],
+                annotation=Annotated[
+                    str | None,
+                    typer.Option(help=text, rich_help_panel=_TEAMS if name in TEAM_HELP else _DESIGN, metavar="VALUE"),
+                ],
             )
             for name, text in fields.items()
         ]
@@ -119,7 +131,7 @@ def root(
 
 
 @app.command()
-@with_fields(FIELD_HELP)
+@with_fields(FIELD_HELP | TEAM_HELP)
 def accuracy(
     ctx: typer.Context,
     *,
@@ -129,10 +141,10 @@ def accuracy(
         str | None,
         typer.Option(
             help="santa, top-k, dense (fixed point); float-dense, -top-k, -santa, -strat, -sys, -prop, "
-            "-flash (reference). Default: santa,top-k,dense."
+            "-flash (reference); santapp, top-teams, -means, -bounds (teams of keys). Default: santa,top-k,dense."
         ),
     ] = None,
-    samples: Annotated[str | None, typer.Option(help="Budgets S, or k of top-k. Default: 16,64,256.")] = None,
+    samples: Annotated[str | None, typer.Option(help="Budgets S, k of top-k, or teams M. Default: 16,64,256.")] = None,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE_HELP, metavar="SxLAYERS,...|FILE.toml")] = None,
     bits: Annotated[str | None, typer.Option(help="q, k and v bits together.")] = None,
     design: Annotated[
@@ -196,12 +208,14 @@ def accuracy(
         budgets = None if schedule is None else load_budgets(schedule)
         unbudgeted = {"dense", "float-dense"}
         defaults = None if design or budgets or methods is None or set(methods) <= unbudgeted else [16, 64, 256]
+        teams = {name: text for name, text in fields.items() if name in TEAM_HELP}
         points = sweep.grid(
-            *_base_and_axes(fields, bits, design),
+            *_base_and_axes({name: text for name, text in fields.items() if name not in teams}, bits, design),
             methods=methods,
             samples=_numbers("samples", samples) or defaults,
             schedule=budgets,
             seeds=range(seed, seed + seeds),
+            team_axes=_axes(teams, _team_value),
         )
         needs_calibration = any(point.design is not None for point in points)
         if calibration is not None and not needs_calibration:
@@ -243,7 +257,9 @@ def accuracy(
 def report(
     file: Annotated[Path, typer.Argument(help="File that santa-hw accuracy wrote.")],
     plot: Annotated[Path | None, typer.Option(help="Plot file: .png, .svg or .pdf.")] = None,
-    x: Annotated[str | None, typer.Option("--x", help="samples, bits or a design field. Default: what varies.")] = None,
+    x: Annotated[
+        str | None, typer.Option("--x", help="samples, bits, kv_reads, group_kv_reads or a design field.")
+    ] = None,
 ) -> None:
     """Table and plot of a file's rows."""
     with reporting():
@@ -400,7 +416,7 @@ def _base_and_axes(
     """The design that a file or the defaults give, and the changes that comma lists make to it."""
     from santa_hw.design import Design, load_design
 
-    axes = [[{name: _value(name, part)} for part in _names(text)] for name, text in fields.items() if text is not None]
+    axes = _axes(fields, _value)
     if bits is not None:
         operands = ("q_bits", "k_bits", "v_bits")
         clash = [name for name in operands if fields.get(name) is not None]
@@ -408,6 +424,11 @@ def _base_and_axes(
             raise ValueError(f"--bits and {_flag(clash[0])}: one of them is allowed")
         axes.append([dict.fromkeys(operands, number) for number in _numbers("bits", bits)])
     return (load_design(file) if file else Design()), axes
+
+
+def _axes(fields: Mapping[str, str | None], value: Callable[[str, str], Any]) -> list[list[dict[str, Any]]]:
+    """The changes that each field's comma list makes."""
+    return [[{name: value(name, part)} for part in _names(text)] for name, text in fields.items() if text is not None]
 
 
 def _names(text: str | None) -> list[str]:
@@ -433,6 +454,18 @@ def _value(name: str, text: str) -> Any:
     if field_type(name) is str:
         return text
     return None if text == "none" else _number(name, text)
+
+
+def _team_value(name: str, text: str) -> Any:
+    """A team design field's value: text as it is, a whole number or a number."""
+    from santa_hw.team_design import TEAM_FIELDS
+
+    if TEAM_FIELDS[name] is not float:
+        return text if TEAM_FIELDS[name] is str else _number(name, text)
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{_flag(name)} {text!r}: a number is allowed") from None
 
 
 def _flag(name: str) -> str:

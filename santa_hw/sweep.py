@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from santa_hw import __version__
 from santa_hw.design import FIELDS, Design, DesignLike, Schedule, budgets_text
+from santa_hw.team_design import TeamDesign
 
 if TYPE_CHECKING:
     from santa_hw.evaluate.decoding import Decoding
@@ -32,6 +33,7 @@ METHODS = ("santa", "top-k", "dense")
 FLOAT_METHODS = (
     "float-dense", "float-top-k", "float-santa", "float-strat", "float-sys", "float-prop", "float-flash"
 )  # fmt: skip
+TEAM_METHODS = ("santapp", "top-teams", "top-means", "top-bounds")
 
 TASKS = ("perplexity", "needle", "niah-multivalue", "fwe", "qa", "gsm8k", "mmlu")
 DATA_TASKS = ("qa", "gsm8k", "mmlu")
@@ -39,12 +41,12 @@ DATA_TASKS = ("qa", "gsm8k", "mmlu")
 
 IDENTITY = (
     "task", "model_identity", "dtype", "text_sha256", "calibration_sha256", "windows", "window", "context",
-    "needles", "trials", "phases", "method", "samples", "schedule", "design", "seed", "version",
+    "needles", "trials", "phases", "method", "samples", "schedule", "design", "teams", "seed", "version",
 )  # fmt: skip
 """Columns that say which result a row holds: a row with the same ones is not computed again."""
 
 SCORES = ("perplexity", "kl_to_dense", "top1_agreement", "accuracy")
-COUNTS = ("unique_rows", "saturations", "lost_mass")
+COUNTS = ("unique_rows", "kv_reads", "group_kv_reads", "saturations", "lost_mass")
 DETAILS = ("per_window", "per_trial")
 
 
@@ -75,7 +77,8 @@ class Point:
     One grid point and seed; `design` is None for the float methods, `samples` for the dense ones.
 
     A `schedule` is a float method's budgets, one a layer; `samples` is then what they have in common, or None. A
-    fixed-point point has its budgets in its design.
+    fixed-point point has its budgets in its design. `teams` is the design of a method of `TEAM_METHODS`, whose
+    `samples` is M; None for the others.
     """
 
     method: str
@@ -83,11 +86,12 @@ class Point:
     design: DesignLike | None
     seed: int
     schedule: tuple[int, ...] | None = None
+    teams: TeamDesign | None = None
 
     def __str__(self) -> str:
         if self.design is None:
             budget = self.samples if self.schedule is None else budgets_text(self.schedule)
-            return " ".join(str(part) for part in (self.method, budget) if part is not None)
+            return " ".join(str(part) for part in (self.method, budget, self.teams) if part is not None)
         return str(self.design)
 
 
@@ -102,6 +106,7 @@ def grid(
     samples: Sequence[int] | None = None,
     schedule: Sequence[int] | None = None,
     seeds: Sequence[int] = (0,),
+    team_axes: Sequence[Sequence[Mapping[str, Any]]] = (),
 ) -> list[Point]:
     """
     Every combination of methods, design fields, budgets and seeds, each different point once.
@@ -113,11 +118,13 @@ def grid(
     axes : sequence of axes
         An axis is a list of changes, one value each: ``[{"q_bits": 6}, {"q_bits": 8}]``.
     methods, samples : sequence, optional
-        Names of `METHODS` and `FLOAT_METHODS`, and budgets; None keeps the base's own.
+        Names of `METHODS`, `FLOAT_METHODS` and `TEAM_METHODS`, and budgets; None keeps the base's own.
     schedule : sequence of int, optional
         A budget for each layer, in place of `samples`.
     seeds : sequence of int
         A method that draws no random word runs with the first seed only.
+    team_axes : sequence of axes
+        What they change is a `TeamDesign`.
 
     Raises
     ------
@@ -128,18 +135,23 @@ def grid(
         raise ValueError("samples and schedule: one of them is allowed")
     names: list[str | None] = list(methods) if methods is not None else [None]
     for name in names:
-        if name is not None and name not in METHODS + FLOAT_METHODS:
-            raise ValueError(f"method = {name!r}: allowed are {', '.join(METHODS + FLOAT_METHODS)}")
+        if name is not None and name not in METHODS + FLOAT_METHODS + TEAM_METHODS:
+            allowed = ", ".join(METHODS + FLOAT_METHODS + TEAM_METHODS)
+            raise ValueError(f"method = {name!r}: allowed are {allowed}")
     points: dict[Point, None] = {}
     for name in names:
         if name in FLOAT_METHODS:
             points |= dict.fromkeys(_float_points(name, base, samples, schedule, seeds))
             continue
+        if name in TEAM_METHODS:
+            points |= dict.fromkeys(_team_points(name, base, team_axes, samples, seeds))
+            continue
         for changes in itertools.product(*axes):
             design = base.replace(**{key: value for change in changes for key, value in change.items()})
             points |= dict.fromkeys(_fixed_points(design, name, samples, schedule, seeds))
     used = set().union(*(used_fields(point.design) for point in points if point.design is not None))
-    idle = sorted({key for axis in axes for change in axis for key in change} - used)
+    used |= set().union(*(point.teams.used(point.method) for point in points if point.teams is not None))
+    idle = sorted({key for axis in (*axes, *team_axes) for change in axis for key in change} - used)
     if samples is not None and all(point.samples is None for point in points):
         idle.append("samples")
     if schedule is not None and all(point.method in ("dense", "float-dense") for point in points):
@@ -166,12 +178,17 @@ def used_fields(design: DesignLike) -> set[str]:
 
 def is_random(method: str, design: DesignLike | None) -> bool:
     """Whether a method's result depends on the seed."""
-    return method in FLOAT_METHODS[2:] if design is None else "rng" in used_fields(design)
+    return method in (*FLOAT_METHODS[2:], "santapp") if design is None else "rng" in used_fields(design)
 
 
 def check_keys(points: Iterable[Point], keys: int) -> None:
-    """Refuse designs with room for fewer keys than the task will show them."""
+    """Refuse designs with room for fewer keys than the task will show them, and draws of more teams than they make."""
     for point in points:
+        if point.teams is not None and (point.samples or 1) > point.teams.teams(keys):
+            raise ValueError(
+                f"samples = {point.samples}: at most {point.teams.teams(keys)}, the teams of the task's {keys} keys "
+                f"({point.teams}), is allowed with {point.method}"
+            )
         for design in _designs(point.design):
             if design.max_keys < keys:
                 raise ValueError(f"max_keys = {design.max_keys}: at least the task's {keys} keys are allowed")
@@ -240,6 +257,22 @@ def _float_points(
         return [Point(method, budget, None, seed) for budget in budgets for seed in _seeds(method, None, seeds)]
     common = budgets[0] if len(set(budgets)) == 1 else None
     return [Point(method, common, None, seed, tuple(budgets)) for seed in _seeds(method, None, seeds)]
+
+
+def _team_points(
+    method: str,
+    base: DesignLike,
+    axes: Sequence[Sequence[Mapping[str, Any]]],
+    samples: Sequence[int] | None,
+    seeds: Sequence[int],
+) -> list[Point]:
+    points = []
+    for changes in itertools.product(*axes):
+        chosen = TeamDesign().replace(**{key: value for change in changes for key, value in change.items()})
+        points += [
+            replace(point, teams=chosen.settled(method)) for point in _float_points(method, base, samples, None, seeds)
+        ]
+    return points
 
 
 def _seeds(method: str, design: DesignLike | None, seeds: Sequence[int]) -> Sequence[int]:
@@ -525,6 +558,7 @@ def identify(setting: Setting, point: Point, calibration: Calibration | None) ->
         "samples": point.samples,
         "schedule": None if point.schedule is None else list(point.schedule),
         "design": None if point.design is None else point.design.to_dict(),
+        "teams": None if point.teams is None else point.teams.to_dict(),
         "seed": point.seed,
         **vars(setting),
         "calibration_sha256": calibration.text_sha256 if uses and calibration is not None else None,
@@ -538,6 +572,8 @@ def hook_of(loaded: LoadedModel, point: Point, calibration: Calibration | None) 
 
     if point.method == "float-dense":
         return None
+    if point.teams is not None:
+        return models.team_method(point.method, point.samples or 1, point.teams, point.seed)
     if point.design is None:
         return models.float_method(point.method, point.schedule or point.samples or 1, point.seed)
     if calibration is None:
@@ -551,9 +587,12 @@ def measure(task: Task, point: Point, hook: AttentionHook | None, tick: Tick = l
     scores = task.evaluate(hook, tick)
     seconds = time.perf_counter() - start
     row: Row = dict.fromkeys([*SCORES, *COUNTS, "tally"]) | {"seconds": seconds} | dict.fromkeys(DETAILS) | scores
+    if hook is None:
+        row |= {"kv_reads": 1.0, "group_kv_reads": 1.0}
     tally = getattr(hook, "tally", None)
     if tally is not None and tally.head_steps:
         row["unique_rows"] = tally.mean_unique_rows
+        row |= {"kv_reads": tally.kv_reads, "group_kv_reads": tally.group_kv_reads}
         if point.design is not None:
             row |= {"saturations": tally.total_saturations, "lost_mass": tally.mean_lost_mass}
             row["tally"] = asdict(tally)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from santa_hw import __version__, cli, sweep
 from santa_hw.design import FIELDS, Design, Schedule
 from santa_hw.evaluate import gsm8k
+from santa_hw.team_design import TEAM_FIELDS
 
 ROW = {
     "design": dict | None,
@@ -31,6 +32,9 @@ ROW = {
     "top1_agreement": float | None,
     "accuracy": float | None,
     "unique_rows": float | None,
+    "kv_reads": float | None,
+    "group_kv_reads": float | None,
+    "teams": dict | None,
     "saturations": int | None,
     "lost_mass": float | None,
     "seconds": float,
@@ -104,6 +108,11 @@ def test_every_design_field_is_an_option():
     assert not set(cli.OWN_HELP) & set(cli.FIELD_HELP)
 
 
+def test_every_team_field_is_an_option():
+    assert set(cli.TEAM_HELP) == set(TEAM_FIELDS)
+    assert not set(cli.TEAM_HELP) & {*cli.OWN_HELP, *cli.FIELD_HELP}
+
+
 # accuracy ---------------------------------------------------------------------------------------
 
 
@@ -140,6 +149,26 @@ def test_a_second_run_resumes_and_another_grid_adds(accuracy, tmp_path, monkeypa
     assert result.exit_code == 0, result.output
     assert measured == ["float-dense", "float-sys"]
     assert json.loads((tmp_path / "rows.json").read_text())[:1] == first
+
+
+def test_teams_on_the_command_line(accuracy, tmp_path):
+    result = accuracy(
+        "--method", "santapp,top-means", "--samples", 4, "--seeds", 2, "--block", 8, "--team", "2,4", "--sinks", 0,
+        "--sharing", "reuse", "--weights", "clipped", "--clip", 1.5,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(row["method"], row["teams"]["team"], row["seed"]) for row in rows] == [
+        *(("santapp", team, seed) for team in (2, 4) for seed in (0, 1)), ("top-means", 2, 0), ("top-means", 4, 0)
+    ]  # fmt: skip
+    assert rows[0]["teams"] == {"block": 8, "team": 2, "sharing": "reuse", "weights": "clipped", "exponent": 0.5,
+                                "clip": 1.5, "sinks": 0}  # fmt: skip
+    assert all(0.2 < row["kv_reads"] <= row["group_kv_reads"] < 1 for row in rows)
+    for word in ("S,k,M", "KV", "Group", "santapp", "top-means"):
+        assert word in result.stdout
+    drawn = run("report", tmp_path / "rows.json", "--plot", "reads.svg", "--x", "group_kv_reads")
+    assert drawn.exit_code == 0, drawn.output
+    assert (tmp_path / "reads.svg").exists()
 
 
 @pytest.mark.parametrize("method", ["dense", "float-dense", "dense,float-dense"])
@@ -287,6 +316,13 @@ def refused(result, message):
         (["--phases", "both"], "--phases has no effect with --task perplexity"),
         (["--calibration", "x.npz", "--calibration-text", "y.txt"], "--calibration and --calibration-text"),
         (["--method", "float-sys", "--calibration", "x.npz"], "--calibration has no effect"),
+        (["--method", "santapp", "--samples", "100"], "samples = 100: at most 0, the teams of the task's 48 keys"),
+        (["--method", "santapp", "--team", "3"], "team = 3: a divisor of block = 128"),
+        (["--method", "santapp", "--block", "big"], "--block 'big': a whole number"),
+        (["--method", "santapp", "--weights", "clipped", "--clip", "much"], "--clip 'much': a number"),
+        (["--method", "santapp", "--clip", "2"], "clip has no effect with method santapp"),
+        (["--method", "top-teams", "--weights", "clipped"], "weights has no effect with method top-teams"),
+        (["--sharing", "own"], "sharing has no effect"),
         (["--window", "5000"], "max_keys = 4096"),
         (["--window", "1"], "window is 1"),
         (["--windows", "0"], "windows is 0"),

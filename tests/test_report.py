@@ -182,6 +182,25 @@ def test_divergence_against_samples_on_log_axes(monkeypatch):
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["16", "64", "256"]
 
 
+def test_divergence_against_kv_reads_a_line_for_each_design(monkeypatch):
+    axes = [[{"sharing": "own"}, {"sharing": "reuse"}]]
+    points = grid(Design(), [], methods=["santapp", "float-sys"], samples=[8, 16], team_axes=axes)
+    rows = rows_of(points)
+    for row, point in zip(rows, points, strict=True):
+        row |= {"teams": point.teams and point.teams.to_dict(), "kv_reads": point.samples / 100}
+        row["group_kv_reads"] = 2 * row["kv_reads"] if point.teams else None
+    bars, flat = curves(axes := drawn(monkeypatch, rows, x="group_kv_reads"))
+    assert bars == {
+        "santapp, sharing own": ([0.16, 0.32], pytest.approx([0.75 / 8, 0.75 / 16])),
+        "santapp, sharing reuse": ([0.16, 0.32], pytest.approx([0.75 / 8, 0.75 / 16])),
+    }
+    assert set(flat) == {"float-sys"} and "share of dense" in axes.get_xlabel()
+    assert curves(drawn(monkeypatch, rows, x="kv_reads"))[0]["float-sys"][0] == [0.08, 0.16]
+    text = text_of(rows)
+    assert all(word in text for word in ("S,k,M", "KV", "Group", "sharing"))
+    assert "Group" not in text_of(rows_of(DEFAULT))
+
+
 def test_divergence_against_bits_a_line_for_each_budget(monkeypatch):
     points = grid(Design(), [BITS], methods=["santa", "dense"], samples=[16])
     axes = drawn(monkeypatch, rows_of(points, kl=lambda p: 1 / p.design.q_bits))

@@ -19,7 +19,7 @@ from santa_hw.models.capture import capture
 from santa_hw.models.defaults import CALIBRATION_TEXT, DEFAULT_MODEL, EVALUATION_TEXT, TEXTS, fetch
 from santa_hw.models.download import FetchError, cache_dir
 from santa_hw.models.loading import LoadedModel, from_model, load
-from santa_hw.models.methods import FixedPoint, FloatMethod, fixed_point, float_method
+from santa_hw.models.methods import FixedPoint, FloatMethod, TeamMethod, fixed_point, float_method, team_method
 from santa_hw.models.records import load_records
 from santa_hw.models.texts import load_text
 
@@ -35,6 +35,7 @@ __all__ = [
     "FixedPoint",
     "FloatMethod",
     "LoadedModel",
+    "TeamMethod",
     "attention",
     "cache_dir",
     "calibrate",
@@ -47,4 +48,5 @@ __all__ = [
     "load",
     "load_records",
     "load_text",
+    "team_method",
 ]

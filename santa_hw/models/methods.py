@@ -1,4 +1,4 @@
-"""Hooks that compute attention: the fixed-point datapath, and the float64 reference methods."""
+"""Hooks that compute attention: the fixed-point datapath, the float64 reference methods, and SANTA++."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from santa_hw.datapath import Draw, attend
 from santa_hw.design import Design, DesignLike, Schedule
-from santa_hw.events import Tally, total
+from santa_hw.events import Tally, TeamTally, total
 from santa_hw.models.attention import Call
 from santa_hw.models.calibration import Calibration
 from santa_hw.models.loading import LoadedModel
-from santa_hw.reference import METHODS
+from santa_hw.reference import METHODS, TEAM_METHODS, Teams, form_teams
 from santa_hw.rng import STREAM_BITS
+from santa_hw.team_design import TeamDesign
 
 
 class FixedPoint:
@@ -150,6 +151,90 @@ def float_method(name: str, samples: int | Sequence[int], seed: int = 0) -> Floa
     not from the contract's counters: equal calls in equal order give equal outputs.
     """
     return FloatMethod(name, samples, seed)
+
+
+class TeamMethod:
+    """Attention hook: SANTA++ or a baseline beside it, in float64. Made by :func:`team_method`.
+
+    Teams are formed once: a call whose keys begin with those of the layer's last call keeps the teams of the blocks
+    that were full, and forms those of the blocks that have filled since.
+    """
+
+    def __init__(self, name: str, samples: int, design: TeamDesign | None = None, seed: int = 0) -> None:
+        if name not in TEAM_METHODS:
+            raise ValueError(f"method {name!r}: {', '.join(TEAM_METHODS)} are allowed")
+        self.name = name
+        self.samples = samples
+        self.design = TeamDesign() if design is None else design
+        self.seed = seed
+        self._method = TEAM_METHODS[name]
+        self._blocks: dict[int, tuple[torch.Tensor, Teams]] = {}
+        self.reset()
+
+    def __call__(self, call: Call) -> torch.Tensor:
+        visible = call.visible().cpu()
+        q, k, v = (x.to("cpu", torch.float64) for x in (call.q, call.k, call.v))
+        output, reads = self._method(
+            q, k, v,
+            scale=call.scale,
+            mask=visible[:, None],
+            samples=self.samples,
+            generator=self._generator,
+            design=self.design,
+            teams=self._teams(call.layer, k),
+        )  # fmt: skip
+        batch, heads, rows, _ = q.shape
+        self._tally += TeamTally(
+            head_steps=batch * heads * rows,
+            group_steps=batch * k.shape[1] * rows,
+            empty_steps=heads * int((~visible.any(-1)).sum()),
+            visible_keys=heads * int(visible.sum()),
+            group_keys=k.shape[1] * int(visible.sum()),
+            unique_rows=int(reads.values.sum()),
+            group_rows=int(reads.group_values.sum()),
+            key_rows=int(reads.keys.sum()),
+            group_key_rows=int(reads.group_keys.sum()),
+        )
+        return output
+
+    def _teams(self, layer: int, k: torch.Tensor) -> Teams:
+        """The teams of a layer's full blocks: the last call's, where its keys are still there, and new ones."""
+        design = self.design
+        grouped = k[:, :, design.sinks : design.sinks + design.blocks(k.shape[2]) * design.block]
+        known, teams = self._blocks.get(layer, (grouped[:, :, :0], None))
+        kept = min(known.shape[2], grouped.shape[2])
+        if teams is None or not torch.equal(known[:, :, :kept], grouped[:, :, :kept]):
+            teams = form_teams(grouped, design.block, design.representatives)
+        else:
+            later = form_teams(grouped[:, :, kept:], design.block, design.representatives)
+            teams = teams.first(kept // design.block).followed_by(later)
+        self._blocks[layer] = grouped, teams
+        return teams
+
+    @property
+    def tally(self) -> TeamTally:
+        """Steps, visible keys, key and value rows read since the last reset."""
+        return self._tally
+
+    def reset(self) -> None:
+        """Count from zero again, and draw the same random numbers again."""
+        self._tally = TeamTally()
+        self._generator = torch.Generator().manual_seed(self.seed)
+
+
+def team_method(name: str, samples: int, design: TeamDesign | None = None, seed: int = 0) -> TeamMethod:
+    """A hook that runs a model's attention through a method of :data:`santa_hw.reference.TEAM_METHODS`.
+
+    Parameters
+    ----------
+    name : str
+    samples : int
+        M, teams that are drawn.
+    design : TeamDesign, optional
+    seed : int
+        Of one generator, used in the order of the calls.
+    """
+    return TeamMethod(name, samples, design, seed)
 
 
 def _row_tally(visible: torch.Tensor, read: torch.Tensor, kv_heads: int) -> Tally:
