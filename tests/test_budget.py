@@ -487,7 +487,7 @@ def test_a_run_with_one_worker_that_is_killed_again_and_again_is_the_unbroken_ru
     [
         ("open", ValueError, "no such toy"),
         ("reward", RuntimeError, "ZeroDivisionError: planted"),
-        ("nan", ValueError, "reward of episode 0 is nan"),
+        ("nan", ValueError, "reward of episode [01] is nan"),
     ],
 )
 def test_what_a_worker_fails_with_ends_the_run(tmp_path, fail, kind, message):
@@ -574,7 +574,7 @@ def test_a_budget_a_layer_reaches_each_layer():
         loaded.model(input_ids=torch.arange(3, 23)[None], use_cache=False)
 
 
-@pytest.mark.parametrize("method", ["float-sys", "santa"])
+@pytest.mark.parametrize("method", ["float-sys", pytest.param("santa", marks=pytest.mark.slow)])
 def test_the_command_learns_writes_and_goes_on(budget, place, tmp_path, method):
     first = budget("--method", method)
     assert first.exit_code == 0, first.output
