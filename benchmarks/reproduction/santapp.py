@@ -35,7 +35,7 @@ from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURE = ROOT / "docs" / "images" / "santapp.svg"
-CONTEXTS = (4096, 1024, 2048)
+CONTEXTS = (4096, 1024, 2048, 8192)
 STEPS = 64
 PIECE = 9
 SEEDS = 2
