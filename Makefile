@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test cosim formal lint format bench docs clean
+.PHONY: setup demo test cosim cosim-full formal lint format bench docs clean
 
 setup: $(READY)
 
@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt tools/install-torch.sh
 	$(PYTHON) -m venv $(VENV)
 	tools/install-torch.sh $(BIN)/python $(TORCH_INDEX)
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation --editable '.[dev,rtl]'
+	$(PIP) --no-build-isolation --editable '.[dev,fpga]'
 	touch $@
 
 demo: $(READY)
@@ -35,6 +35,12 @@ test: $(READY)
 # Every RTL block against the golden model.
 cosim: $(READY)
 	$(BIN)/santa-hw cosim --simulator $(SIMULATOR)
+
+# The whole step on 1008 decode steps of SmolLM2-135M.
+cosim-full: $(READY)
+	mkdir -p build
+	$(BIN)/santa-hw capture --out build/capture.npz
+	$(BIN)/santa-hw cosim santa_decode --captured build/capture.npz --vectors 1008 --pattern full --simulator $(SIMULATOR)
 
 formal: $(READY)
 	$(BIN)/python formal/run.py

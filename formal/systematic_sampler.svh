@@ -11,6 +11,7 @@
   logic [KeysBits-1:0] f_keys, f_taken;
   logic [MassBits-1:0] f_mass, f_offset;
   logic [FWide-1:0] f_emitted;
+  logic [FWide-1:0] f_cycles;  // of the row, those in which the sampler waited for nobody
   logic f_past;
 
   // Sum of the first `n` weights.
@@ -31,6 +32,7 @@
   wire [FWide-1:0] f_after = f_sum(f_weights, f_taken);
   wire signed [FWide:0] f_residual = $signed({1'b0, FWide'(f_offset)}) + $signed({1'b0, FWide'(f_mass) * FWide'(total_q)})
                                      - $signed({1'b0, f_after << Sigma});
+  wire f_waits = weight_ready_o && !weight_valid_i || drawn_valid_o && !drawn_ready_i;
   wire [FWide-1:0] f_weight = FWide'(f_weights[(f_taken - 1) * WeightBits +: WeightBits]);
 
   initial f_past = 1'b0;
@@ -43,6 +45,7 @@
       f_mass <= '0;
       f_offset <= '0;
       f_emitted <= '0;
+      f_cycles <= '0;
     end else begin
       if (row_valid_i && row_ready_o) begin
         f_weights <= f_next;
@@ -51,6 +54,9 @@
         f_mass <= row_mass_i;
         f_offset <= row_offset_i;
         f_emitted <= '0;
+        f_cycles <= '0;
+      end else if (!row_ready_o && !f_waits) begin
+        f_cycles <= f_cycles + 1;
       end
       if (weight_valid_i && weight_ready_o) f_taken <= f_taken + 1;
       if (drawn_valid_o && drawn_ready_i) f_emitted <= f_emitted + drawn_count_o;
@@ -118,6 +124,18 @@
     if ($past(f_past) && $past(state_q) != Idle && state_q == Idle) begin
       a_exactly_s: assert (f_emitted == (f_mass == 0 ? 0 : 1 << Sigma));
       a_all_taken: assert (f_taken == f_keys);
+    end
+
+    // Liveness: a row never stands still. Cycles in which neither a weight nor room is waited for each take a key or put
+    // the mass on once, so that there are exactly N + S of them, or N + 1 without mass.
+    if (state_q == Walk || state_q == Draw) begin
+      a_moves:    assert (f_cycles == f_taken + total_q);
+    end
+    if (state_q == Empty) begin
+      a_moves_empty: assert (f_cycles == f_keys);
+    end
+    if ($past(f_past) && $past(state_q) != Idle && state_q == Idle) begin
+      a_ends:     assert (f_cycles == f_keys + (f_mass == 0 ? 1 : 1 << Sigma));
     end
 
     // The output stream: an offered beat stands, unchanged, until it is taken.

@@ -31,8 +31,10 @@ package santa_pkg;
   localparam int KeysBits = 13;
   localparam int Mitchell = 0;
   localparam int WeightHalfUp = 0;
+  localparam int Ternary = 0;
   localparam int TernaryIid = 0;
   localparam int ShiftAdd = 0;
+  localparam int CommonOutput = 0;
   /* verilator lint_on UNUSEDPARAM */
 
   // Weight before the shift: min(round(2^(WeightBits - 1 + f / 2^ScoreFrac)), 2^WeightBits - 1).

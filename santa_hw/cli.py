@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from santa_hw import __version__
+from santa_hw.cli_budget import budget
 from santa_hw.cli_energy import energy
 from santa_hw.cli_gpu import gpu
 from santa_hw.cli_rtl import cosim, vectors
 from santa_hw.cli_synth import synth
-from santa_hw.console import reporting
+from santa_hw.console import progress, reporting
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from santa_hw.design import DesignLike
     from santa_hw.models import LoadedModel
 
@@ -35,17 +34,22 @@ app = typer.Typer(
 
 CALIBRATION_TOKENS = 4096
 
-CHOICES = {"task": ("perplexity", "needle", "fwe"), "phases": ("decode", "prefill", "both")}
+_MADE = ("needle", "niah-multivalue", "fwe")
+_DATA = ("qa", "gsm8k", "mmlu")
+CHOICES = {"task": ("perplexity", *_MADE, *_DATA), "phases": ("decode", "prefill", "both")}
 # Which task knows which option; given with another task, it is an error.
 TASK_OPTIONS = {
     "windows": ("perplexity",),
     "window": ("perplexity",),
-    "text": ("perplexity", "needle"),
-    "context": ("needle", "fwe"),
-    "trials": ("needle", "fwe"),
-    "phases": ("needle", "fwe"),
-    "needles": ("needle",),
+    "text": ("perplexity", "needle", "niah-multivalue"),
+    "data": ("niah-multivalue", "fwe", *_DATA),
+    "context": _MADE,
+    "trials": (*_MADE, *_DATA),
+    "phases": (*_MADE, *_DATA),
+    "needles": ("needle", "niah-multivalue"),
 }
+# What made prompts need and given ones do not.
+MADE_OPTIONS = ("text", "context", "needles")
 
 FIELD_HELP = {
     "max_keys": "most keys a decode step may see",
@@ -79,11 +83,21 @@ OWN_HELP = {
     "samples": "budget S of santa, or k of top-k",
     "head_dim": "head dimension",
 }
-_DESIGN = "Design fields"
+SCHEDULE_HELP = "Budgets by layer: 16x10,64x20 (16 in ten layers, 64 in twenty), or a TOML file."
+TEAM_HELP = {
+    "block": "consecutive keys that are grouped into teams",
+    "team": "average keys of a team, a divisor of block",
+    "sharing": "own, shared or reuse: what the heads of a group do",
+    "weights": "inverse, tempered or clipped: what a drawn team counts",
+    "exponent": "exponent of tempered weights",
+    "clip": "limit of clipped weights",
+    "sinks": "first keys, always read",
+}
+_DESIGN, _TEAMS = "Design fields", "Teams (santapp, top-teams, top-means, top-bounds)"
 
 
 def with_fields(fields: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each design field; their values are in the context's `params`."""
+    """Give a command an option for each field of a design; their values are in the context's `params`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
@@ -93,7 +107,10 @@ def with_fields(fields: Mapping[str, str]) -> Callable[[Callable[..., None]], Ca
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=None,
-                annotation=Annotated[str | None, typer.Option(help=text, rich_help_panel=_DESIGN, metavar="VALUE")],
+                annotation=Annotated[
+                    str | None,
+                    typer.Option(help=text, rich_help_panel=_TEAMS if name in TEAM_HELP else _DESIGN, metavar="VALUE"),
+                ],
             )
             for name, text in fields.items()
         ]
@@ -115,20 +132,22 @@ def root(
 
 
 @app.command()
-@with_fields(FIELD_HELP)
+@with_fields(FIELD_HELP | TEAM_HELP)
 def accuracy(
     ctx: typer.Context,
     *,
     model: Annotated[str, typer.Option(help="Built-in model, hub id, folder or .gguf file.")] = "smollm2-135m-instruct",
-    task: Annotated[str, typer.Option(help="What to score.", metavar="perplexity|needle|fwe")] = "perplexity",
+    task: Annotated[str, typer.Option(help="What to score.", metavar="|".join(CHOICES["task"]))] = "perplexity",
     method: Annotated[
         str | None,
         typer.Option(
             help="santa, top-k, dense (fixed point); float-dense, -top-k, -santa, -strat, -sys, -prop, "
-            "-flash (reference). Default: santa,top-k,dense; santa on a CUDA device."
+            "-flash (reference); santapp, top-teams, -means, -bounds (teams of keys). Default: santa,top-k,dense; "
+            "santa on a CUDA device."
         ),
     ] = None,
-    samples: Annotated[str | None, typer.Option(help="Budgets S, or k of top-k. Default: 16,64,256.")] = None,
+    samples: Annotated[str | None, typer.Option(help="Budgets S, k of top-k, or teams M. Default: 16,64,256.")] = None,
+    schedule: Annotated[str | None, typer.Option(help=SCHEDULE_HELP, metavar="SxLAYERS,...|FILE.toml")] = None,
     bits: Annotated[str | None, typer.Option(help="q, k and v bits together.")] = None,
     design: Annotated[
         Path | None, typer.Option(help="TOML file of a design, or of a schedule; other options change it.")
@@ -138,15 +157,25 @@ def accuracy(
     text: Annotated[
         str, typer.Option(help="Text to predict, or to hide needles in: a file or a built-in one.")
     ] = "shakespeare-eval",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Records: a file with a JSON object a line, or hub:dataset "
+            "(needed by qa, gsm8k, mmlu; in place of made prompts with niah-multivalue, fwe)."
+        ),
+    ] = None,
     windows: Annotated[int, typer.Option(help="Windows of the text (perplexity).")] = 2,
     window: Annotated[int, typer.Option(help="Tokens of a window (perplexity).")] = 1024,
-    context: Annotated[int, typer.Option(help="Tokens of prompt and reply (needle, fwe).")] = 1024,
-    needles: Annotated[int, typer.Option(help="Numbers hidden in a prompt (needle).")] = 1,
-    trials: Annotated[int, typer.Option(help="Prompts (needle, fwe).")] = 12,
+    context: Annotated[int, typer.Option(help="Tokens of prompt and reply (made prompts).")] = 1024,
+    needles: Annotated[
+        int | None,
+        typer.Option(help="Numbers hidden in a prompt (needle, niah-multivalue). Default: 1, with multivalue 4."),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Prompts (all but perplexity).")] = 12,
     phases: Annotated[
         str,
         typer.Option(
-            help="Replace attention in decode steps only, or in the prompt too (needle, fwe).",
+            help="Replace attention in decode steps only, or in the prompt too (all but perplexity).",
             metavar="decode|prefill|both",
         ),
     ] = "decode",
@@ -170,6 +199,7 @@ def accuracy(
     """
     with reporting():
         from santa_hw import sweep
+        from santa_hw.design import load_budgets
 
         _check_given(ctx)
         if seeds < 1:
@@ -179,12 +209,17 @@ def accuracy(
         # The kernels sample; the multiplying baselines run on the CPU.
         standard = ["santa"] if device.startswith("cuda") else list(sweep.METHODS)
         methods = _names(method) or (None if design else standard)
-        budgeted = methods is not None and not set(methods) <= {"dense", "float-dense"}
+        budgets = None if schedule is None else load_budgets(schedule)
+        unbudgeted = {"dense", "float-dense"}
+        defaults = None if design or budgets or methods is None or set(methods) <= unbudgeted else [16, 64, 256]
+        teams = {name: text for name, text in fields.items() if name in TEAM_HELP}
         points = sweep.grid(
-            *_base_and_axes(fields, bits, design),
+            *_base_and_axes({name: text for name, text in fields.items() if name not in teams}, bits, design),
             methods=methods,
-            samples=_numbers("samples", samples) or ([16, 64, 256] if budgeted and not design else None),
+            samples=_numbers("samples", samples) or defaults,
+            schedule=budgets,
             seeds=range(seed, seed + seeds),
+            team_axes=_axes(teams, _team_value),
         )
         needs_calibration = any(point.design is not None for point in points)
         if calibration is not None and not needs_calibration:
@@ -197,16 +232,17 @@ def accuracy(
             _say(f"Loading {model}")
             loaded = _load(model, device, dtype)
             work, setting = sweep.open_task(
-                loaded, task, text=text, windows=windows, window=window, context=context, needles=needles,
+                loaded, task, text=text, data=data, windows=windows, window=window, context=context, needles=needles,
                 trials=trials, phases=phases,
             )  # fmt: skip
+            sweep.check_keys(points, work.keys)
             fixed = None
             if needs_calibration:
                 count = max(1, CALIBRATION_TOKENS // size)
                 fixed = sweep.open_calibration(
                     loaded, file=calibration, text=calibration_text, windows=count, window=size, task=work
                 )
-            with _progress(work.preparations + work.units * len(points)) as (bar, advance):
+            with progress("Windows or trials", work.preparations + work.units * len(points)) as (bar, advance):
 
                 def show(row: dict[str, Any], fresh: bool) -> None:
                     if fresh:
@@ -225,7 +261,9 @@ def accuracy(
 def report(
     file: Annotated[Path, typer.Argument(help="File that santa-hw accuracy wrote.")],
     plot: Annotated[Path | None, typer.Option(help="Plot file: .png, .svg or .pdf.")] = None,
-    x: Annotated[str | None, typer.Option("--x", help="samples, bits or a design field. Default: what varies.")] = None,
+    x: Annotated[
+        str | None, typer.Option("--x", help="samples, bits, kv_reads, group_kv_reads or a design field.")
+    ] = None,
 ) -> None:
     """Table and plot of a file's rows."""
     with reporting():
@@ -239,16 +277,19 @@ def report(
 @with_fields(OWN_HELP | FIELD_HELP)
 def design(
     file: Annotated[Path | None, typer.Option(help="TOML file of a design or a schedule; options change it.")] = None,
+    schedule: Annotated[str | None, typer.Option(help=SCHEDULE_HELP, metavar="SxLAYERS,...|FILE.toml")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_toml: Annotated[bool, typer.Option("--toml", help="Print TOML, for --file and --design.")] = False,
     **fields: str | None,
 ) -> None:
     """A design point with all its derived widths."""
     with reporting():
-        from santa_hw.design import Design, Schedule, load_design
+        from santa_hw.design import Design, Schedule, load_budgets, load_design
 
         changes = {name: _value(name, text) for name, text in fields.items() if text is not None}
         chosen = (load_design(file) if file else Design()).replace(**changes)
+        if schedule is not None:
+            chosen = chosen.with_samples(load_budgets(schedule))
         layers = chosen.designs if isinstance(chosen, Schedule) else (chosen,)
         if as_json and as_toml:
             raise ValueError("--json and --toml: one of them is allowed")
@@ -290,6 +331,45 @@ def calibrate(
 
 
 @app.command()
+def capture(
+    out: Annotated[Path, typer.Option(help="File for cosim --captured.")] = Path("capture.npz"),
+    model: Annotated[str, typer.Option(help="Built-in model, hub id, folder or .gguf file.")] = "smollm2-135m-instruct",
+    design: Annotated[Path | None, typer.Option(help="TOML file of a design. Default: the default design.")] = None,
+    text: Annotated[str, typer.Option(help="Text: a file or a built-in one.")] = "shakespeare-eval",
+    window: Annotated[int, typer.Option(help="Tokens of the text.")] = 256,
+    layers: Annotated[str | None, typer.Option(help="Layers. Default: four, from the first to the last.")] = None,
+    positions: Annotated[int, typer.Option(help="Positions, from the first to the last of the window.", min=1)] = 84,
+    seed: Annotated[int, typer.Option(help="Seed of the random words.", min=0, max=(1 << 32) - 1)] = 0,
+    calibration: Annotated[Path | None, typer.Option(help="File from santa-hw calibrate. Default: made now.")] = None,
+    device: Annotated[str, typer.Option(help="Device of the model.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Number type of the model.")] = "float32",
+) -> None:
+    """Keep operand codes of a model's decode steps, for co-simulation."""
+    with reporting():
+        import numpy as np
+
+        from santa_hw import models, sweep
+        from santa_hw.design import Design
+        from santa_hw.evaluate.perplexity import windows
+
+        _check_folder(out)
+        chosen = Design() if design is None else Design.from_toml(design)
+        if positions > window:
+            raise ValueError(f"--positions {positions}: at most the window's {window} tokens is allowed")
+        _say(f"Loading {model}")
+        loaded = _load(model, device, dtype)
+        tokens = windows(loaded, models.load_text(text), 1, window)[0]
+        fixed = sweep.open_calibration(loaded, file=calibration, text=models.CALIBRATION_TEXT)
+        spread = np.linspace(0, loaded.layers - 1, min(4, loaded.layers)).round().astype(int).tolist()
+        found = models.capture(
+            loaded, chosen, fixed, tokens, seed=seed, layers=_numbers("layers", layers) or spread,
+            positions=np.linspace(0, window - 1, positions).round().astype(int).tolist(),
+        )  # fmt: skip
+        found.save(out)
+        typer.echo(f"{out}: {len(found)} steps of groups of {found.group} heads, up to {window} keys, model {model}")
+
+
+@app.command()
 def fetch(
     force: Annotated[bool, typer.Option("--force", help="Fetch again what is there.")] = False,
 ) -> None:
@@ -300,6 +380,7 @@ def fetch(
         typer.echo(models.fetch(force=force))
 
 
+app.command()(budget)
 app.command()(energy)
 app.command()(cosim)
 app.command()(vectors)
@@ -325,6 +406,11 @@ def _check_given(ctx: typer.Context) -> None:
     for name, tasks in TASK_OPTIONS.items():
         if name in given and task not in tasks:
             raise ValueError(f"--{name} has no effect with --task {task}: leave it out, or choose {', '.join(tasks)}")
+    if ctx.params["data"] is None and task in _DATA:
+        raise ValueError(f"--task {task} needs --data: a file of JSON lines, or hub:dataset")
+    for name in MADE_OPTIONS:
+        if {"data", name} <= given:
+            raise ValueError(f"--data and --{name}: one of them is allowed")
     if {"calibration", "calibration_text"} <= given:
         raise ValueError("--calibration and --calibration-text: one of them is allowed")
 
@@ -335,7 +421,7 @@ def _base_and_axes(
     """The design that a file or the defaults give, and the changes that comma lists make to it."""
     from santa_hw.design import Design, load_design
 
-    axes = [[{name: _value(name, part)} for part in _names(text)] for name, text in fields.items() if text is not None]
+    axes = _axes(fields, _value)
     if bits is not None:
         operands = ("q_bits", "k_bits", "v_bits")
         clash = [name for name in operands if fields.get(name) is not None]
@@ -343,6 +429,11 @@ def _base_and_axes(
             raise ValueError(f"--bits and {_flag(clash[0])}: one of them is allowed")
         axes.append([dict.fromkeys(operands, number) for number in _numbers("bits", bits)])
     return (load_design(file) if file else Design()), axes
+
+
+def _axes(fields: Mapping[str, str | None], value: Callable[[str, str], Any]) -> list[list[dict[str, Any]]]:
+    """The changes that each field's comma list makes."""
+    return [[{name: value(name, part)} for part in _names(text)] for name, text in fields.items() if text is not None]
 
 
 def _names(text: str | None) -> list[str]:
@@ -368,6 +459,18 @@ def _value(name: str, text: str) -> Any:
     if field_type(name) is str:
         return text
     return None if text == "none" else _number(name, text)
+
+
+def _team_value(name: str, text: str) -> Any:
+    """A team design field's value: text as it is, a whole number or a number."""
+    from santa_hw.team_design import TEAM_FIELDS
+
+    if TEAM_FIELDS[name] is not float:
+        return text if TEAM_FIELDS[name] is str else _number(name, text)
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{_flag(name)} {text!r}: a number is allowed") from None
 
 
 def _flag(name: str) -> str:
@@ -418,39 +521,17 @@ def _keeping(file: Path) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[tuple[Progress, Callable[..., None]]]:
-    """A bar on stderr and the function that moves it."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("Windows or trials"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True, soft_wrap=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        job = bar.add_task("", total=total)
-        yield bar, lambda steps=1: bar.advance(job, steps)
-
-
 def _line(row: Mapping[str, Any]) -> str:
     """A row in one line, as it comes."""
+    from santa_hw.design import budgets_text
+
     scores = [("KL", "kl_to_dense"), ("perplexity", "perplexity"), ("accuracy", "accuracy")]
     parts = [f"{title} {row[name]:.4g}" for title, name in scores if row[name] is not None]
     changed = row["design"] or {}
+    budgets = row["schedule"] or [layer["samples"] for layer in changed.get("layers", ())]
     bits = [f"{name[0]}{changed[name]}" for name in ("q_bits", "k_bits", "v_bits") if name in changed]
-    name = " ".join(str(part) for part in (row["method"], row["samples"], *bits) if part is not None)
+    budget = budgets_text(budgets) if budgets else row["samples"]
+    name = " ".join(str(part) for part in (row["method"], budget, *bits) if part is not None)
     return f"{name}, seed {row['seed']}: {', '.join(parts)} ({row['seconds']:.1f} s)"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ def synth(
     block: Annotated[str | None, typer.Argument(help="Block. Default: all of them.", show_default=False)] = None,
     design: Annotated[Path | None, typer.Option(help="TOML file of a design. Default: the default design.")] = None,
     liberty: Annotated[Path | None, typer.Option(help="Library to map to. Default: two-input gates.")] = None,
+    fpga: Annotated[
+        str | None, typer.Option(help="Place and route on this family instead: ecp5.", show_default=False)
+    ] = None,
     parameter: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE of an RTL parameter that no design names; again for more.")
     ] = None,
@@ -19,7 +22,7 @@ def synth(
     top: Annotated[str | None, typer.Option(help="Module in that file. Default: the block's name.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Results as JSON.")] = None,
 ) -> None:
-    """Count what RTL is made of: adders, multipliers, table and register bits, gates, depth."""
+    """Count what RTL is made of: adders, multipliers, memory, register bits, gates, depth; or place it on an FPGA."""
     from santa_hw.console import reporting
 
     with reporting():
@@ -27,6 +30,7 @@ def synth(
 
         from rich.console import Console
 
+        from santa_hw import fpga as placing
         from santa_hw import synth as synthesis
         from santa_hw.cli_rtl import _design, _parameters
 
@@ -36,22 +40,25 @@ def synth(
             raise ValueError("--dut and --parameter: name the block that they are for")
         if top is not None and dut is None:
             raise ValueError("--top has no effect without --dut: leave it out")
+        if fpga is not None and liberty is not None:
+            raise ValueError("--liberty has no effect with --fpga: leave it out")
         chosen = _design(design)
-        found = [
-            synthesis.netlist(
-                top or name,
-                design=chosen,
-                parameters=_parameters(parameter or []),
-                files=None if dut is None else [dut],
-                mapped=True,
-                liberty=liberty,
-            )
-            for name in (synthesis.blocks() if block is None else (block,))
-        ]
+        what: dict[str, Any] = {
+            "design": chosen,
+            "parameters": _parameters(parameter or []),
+            "files": None if dut is None else [dut],
+        }
+        names = [top or name for name in (synthesis.blocks() if block is None else (block,))]
+        if fpga is None:
+            netlists = [synthesis.netlist(name, mapped=True, liberty=liberty, **what) for name in names]
+            found, shown = [netlist.to_dict() for netlist in netlists], synthesis.table(netlists)
+        else:
+            placements = [placing.place(name, fpga, **what) for name in names]
+            found, shown = [placement.to_dict() for placement in placements], placing.table(placements)
         console = Console()
         if not console.is_terminal:
             console = Console(width=160)
-        console.print(synthesis.table(found))
+        console.print(shown)
         if json_file is not None:
-            document = {"design": chosen.to_dict(), "blocks": [netlist.to_dict() for netlist in found]}
+            document = {"design": chosen.to_dict(), "blocks": found}
             json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

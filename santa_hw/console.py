@@ -1,12 +1,17 @@
-"""How a command ends: errors as one line on stderr, and exit codes that mean something."""
+"""How a command runs and ends: progress and errors on stderr, and exit codes that mean something."""
 
 from __future__ import annotations
 
+import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
 """Exit codes: input that is refused, anything else that went wrong, and Ctrl-C."""
@@ -32,3 +37,30 @@ def _stop(code: int, line: str, error: BaseException) -> None:
     notes = getattr(error, "__notes__", [])
     typer.echo("; ".join([line, *notes]), err=True)
     raise typer.Exit(code) from None
+
+
+@contextmanager
+def progress(unit: str, total: int) -> Iterator[tuple[Progress, Callable[..., None]]]:
+    """A bar on stderr and the function that moves it."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn(unit), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True, soft_wrap=True)
+    # What a pipe reads from stdout stays there.
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        redirect_stdout=sys.stdout.isatty(),
+    ) as bar:
+        job = bar.add_task("", total=total)
+        yield bar, lambda steps=1: bar.advance(job, steps)

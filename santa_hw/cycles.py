@@ -1,28 +1,34 @@
 """Cycles of a decode step on a parametrised accelerator, and what bounds them.
 
-The formulas are those that the RTL is held to. One head on one engine, with N keys, S samples and L lanes:
+The formulas are those of the RTL. One head on one engine, with N keys, S samples, d features and L lanes:
 
 ==============  ==================================================================================================
-score           N * ceil(d / L); with ternary scores N * ceil(A / L), A the mean additions a key. Maximum in passing
-selection       N + I (top-k): each score is compared with the heap's root, and each of I = k * (1 + ln(N / k)) expected
-                insertions (N, if N <= k) takes a cycle more; in step with the scores
-mass            N / P, P = `weights_per_cycle`; top-k: of the kept scores alone, min(k, N) / P; dense adds value rows in
-                the same pass
+query           d; i.i.d. ternary draws take a word a cycle, d * 2**beta
+score           N * ceil(d / L); with ternary scores N * ceil(d / L) * (beta + 1), a pass for each bit plane of the
+                counts. Maximum in passing
+selection       N + min(k, N) (top-k): a score a cycle into a sorted register file, in step with the scores; what was
+                kept leaves at one key a cycle, in step with its value rows
+mass            N / P, P = `weights_per_cycle` (1 in the RTL); the baselines weigh and add value rows in one pass, top-k
+                those of the kept scores alone, min(k, N) / P
 offset          R a word, bit-serial
 sampler         N + S: at most one key a cycle, and a cycle for each sample; i.i.d. sorts first,
-                sigma * (sigma + 1) / 2 steps of a bitonic network
+                sigma * (sigma + 1) / 2 steps of a bitonic network (not in the RTL)
 value           C * ceil(d / L), C rows added (S with repeated additions, fewer set bits with shift-add)
-normalise       ceil(d / L) * bits of the quotient, one a cycle (baselines); in floating point 8 for the reciprocal and
-                ceil(d / L)
+output          ceil(d / L)
+normalise       ceil(d / L) * (bits of the quotient + 2), one a cycle, one to load and one to leave (baselines, in place
+                of the output); in floating point 8 for the reciprocal and ceil(d / L)
 random words    20 a Threefry block of two words, a round a cycle; 32 a word of the LFSR. A unit of its own, beside
-                the scores; the words of a head are those of its offsets and of its ternary query
+                query and scores; the words of a head are those of its offsets and of its ternary query
 memory          bits / bandwidth; rows read one by one take at least latency / `outstanding` each
 ==============  ==================================================================================================
 
-A wave is one head an engine. Its phases follow each other: score, with selection, random words and key reads beside it;
-mass; offset; sampler, with the gather and the value unit beside it; normalise; and the latency of two accesses. Mass,
-offset and sampler share a unit, `weight`. Units of different waves overlap, so that a layer takes the phases of one
-wave and, for each further wave, the busy time of the busiest unit. Layers follow each other.
+An engine runs one head at a time, and its phases follow each other: query and score, with selection, random words and
+key reads beside them; mass; offset; sampler; values, with the value reads beside them; output or normalise; and the
+latency of two accesses. :func:`step_cycles` is what the RTL is held to, but for a few cycles of control.
+
+A wave is one head an engine. Engines need not keep step, so that one reads keys while another walks its scores: a layer
+takes the phases of one wave and, for each further wave, the busy time of what is busiest, the memory, an engine, or its
+generator of random words. Layers follow each other.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ import math
 from dataclasses import dataclass
 
 from santa_hw.design import Design
-from santa_hw.events import NUMBERS, Layout, Tally, heap_insertions, operations
+from santa_hw.events import NUMBERS, Layout, Tally, operations
 from santa_hw.rng import LFSR_STEPS, THREEFRY_ROUNDS
 
 RECIPROCAL_CYCLES = 8
@@ -98,12 +104,12 @@ class Cycles:
     total : float
         With each layer's phases in sequence and waves overlapped.
     roofline : float
-        The busiest unit's time, if nothing ever waited: a lower bound, approached with many waves.
+        The busiest unit's time, if it never waited: a lower bound, approached with many waves.
     stages : dict
         Cycles of each phase of all steps as the engines run them, memory beside it; they overlap, so that they do not
         add up to the total.
     busy : dict
-        Busy cycles by unit: memory, score, weight, value, selection, divider, random.
+        Busy cycles by unit: memory, engine (all its phases, one after the other), random.
     bound : str
         The busiest unit; "none" if nothing is busy.
     seconds : float
@@ -118,7 +124,7 @@ class Cycles:
     seconds: float
 
 
-def sampler_cycles(keys: int, samples: int, sampler: str = "systematic") -> int:
+def sampler_cycles(keys: float, samples: int, sampler: str = "systematic") -> float:
     """Cycles of one head's sampler: at most one key a cycle and one sample a cycle, and the sort of i.i.d. thresholds.
 
     Examples
@@ -130,6 +136,57 @@ def sampler_cycles(keys: int, samples: int, sampler: str = "systematic") -> int:
         return 0
     sigma = samples.bit_length() - 1
     return keys + samples + (sigma * (sigma + 1) // 2 if sampler == "iid" else 0)
+
+
+def control_cycles(design: Design, *, keys: int) -> int:
+    """Cycles of an RTL step outside its phases (see :func:`step_cycles`) if nothing idles or stalls.
+
+    They are registers: the step and the heads' words are taken (2); a dot product, then a score are in their registers
+    (2); the row's maximum is known (1); the score memory and the exponential fill, once for the mass and once for the
+    sampler (2 each); the mass goes to the offset, the offset to the sampler (2); drawn keys are complete, and the first
+    value row is requested (2). A ternary query and a common output format have one more each. An empty step is taken
+    (1) and may have the format's.
+    """
+    formatted = int(design.out_bits is not None)
+    return 13 + int(design.scores == "ternary") + formatted if keys else 1 + formatted
+
+
+def step_cycles(design: Design, *, keys: float, value_terms: float, lanes: int) -> dict[str, float]:
+    """Cycles of one sampled step by phase, in the order in which the RTL runs them, one after the other.
+
+    Parameters
+    ----------
+    design : Design
+    keys : int
+        Keys of the step, masked ones among them; a mean may be broken.
+    value_terms : int
+        Rows added: the sum over drawn keys of their counts, or of their counts' set bits with ``gather = shift_add``.
+        Of query heads in lockstep, the sum of the largest among the heads. 0 if nothing is drawn.
+    lanes : int
+        Features of a key or a value row that are taken in a cycle.
+
+    Returns
+    -------
+    dict
+        Phases query, score, mass, offset, sampler, value and output; whole numbers for whole arguments. What starts
+        and ends the phases is not in it: see :func:`control_cycles`. A step that draws nothing, all masked or without
+        keys, clears its accumulators with one row of count 0.
+
+    Examples
+    --------
+    >>> step_cycles(Design(head_dim=64, samples=16), keys=100, value_terms=16, lanes=16)
+    {'query': 64, 'score': 400, 'mass': 100, 'offset': 32, 'sampler': 116, 'value': 64, 'output': 4}
+    """
+    beats, ternary = -(-design.head_dim // lanes), design.scores == "ternary"
+    return {
+        "query": (design.ternary_words if ternary else design.head_dim) if keys else 0,
+        "score": keys * beats * (design.beta + 1 if ternary else 1),
+        "mass": keys,
+        "offset": design.offset_words * design.rng_bits if keys else 0,
+        "sampler": sampler_cycles(keys, design.samples, design.sampler) if value_terms else keys + min(1, keys),
+        "value": max(1, value_terms) * beats,
+        "output": beats,
+    }
 
 
 def cycles(
@@ -166,31 +223,29 @@ def cycles(
     machine, layout = machine or Machine(), layout or Layout()
     memory = _memory(design, tally, layout, machine, numbers)
     active = tally.head_steps - tally.empty_steps
-    head = _head(design, tally, active, machine, numbers) if active else dict.fromkeys(_PHASES, 0.0)
+    head = _head(design, tally, active, machine, numbers) if active else dict.fromkeys(_HEAD, 0.0)
     waves = -(-parallel_heads // machine.engines)
     layers = active / parallel_heads
     # What one wave asks of the memory: a layer's traffic, spread evenly over its waves.
     share = 1.0 / (layers * waves) if layers else 0.0
     keys, values = memory["key rows"] * share, memory["value rows"] * share
     spill = (memory["score memory"] + memory["append"]) * share
-    weight = head["mass"] + head["offset"] + head["sampler"]
+    scored = max(head["query"] + head["score"], head["scored"])
+    if design.method == "santa":
+        between, weighed, last = head["mass"] + head["offset"] + head["sampler"], head["value"], head["output"]
+    else:
+        between, weighed, last = 0.0, max(head["value"], head["mass"], head["kept"]), head["normalise"]
     units = {
         "memory": keys + values + spill,
-        "score": head["score"],
-        "weight": weight,
-        "value": head["value"],
-        "selection": head["selection"],
-        "divider": head["normalise"],
+        "engine": scored + between + weighed + last,
         "random": head["random words"],
     }
-    first = max(head["score"], head["selection"], head["random words"], keys + spill)
-    last = max(head["value"], values, head["mass"] if design.method == "dense" else head["sampler"])
-    between = head["offset"] if design.method == "dense" else head["mass"] + head["offset"]
     latency = 2 * machine.latency_cycles if active else 0.0
-    wave = first + between + last + head["normalise"] + latency
+    wave = max(scored, head["random words"], keys + spill) + between + max(weighed, values) + last + latency
     busy = {name: cycles * waves * layers for name, cycles in units.items()}
     total = layers * (wave + (waves - 1) * max(units.values()))
     bound = max(busy, key=lambda name: busy[name])
+    head["selection"] = head["scored"] + head["kept"]
     stages = {name: head[name] * waves * layers for name in _PHASES} | memory
     return Cycles(
         total=total,
@@ -202,7 +257,10 @@ def cycles(
     )
 
 
-_PHASES = ("random words", "score", "selection", "mass", "offset", "sampler", "value", "normalise")
+_PHASES = (
+    "random words", "query", "score", "selection", "mass", "offset", "sampler", "value", "output", "normalise",
+)  # fmt: skip
+_HEAD = (*_PHASES, "scored", "kept")
 
 
 def _memory(design: Design, tally: Tally, layout: Layout, machine: Machine, numbers: str) -> dict[str, float]:
@@ -218,28 +276,23 @@ def _memory(design: Design, tally: Tally, layout: Layout, machine: Machine, numb
 
 
 def _head(design: Design, tally: Tally, active: int, machine: Machine, numbers: str) -> dict[str, float]:
-    """Cycles of the phases of one head with the tally's mean number of keys, on one engine."""
-    keys, rows = tally.visible_keys / active, -(-design.head_dim // machine.lanes)
-    santa, top_k = design.method == "santa", design.method == "top-k"
-    terms = tally.score_terms / tally.visible_keys if design.scores == "ternary" else design.head_dim
-    weighed = tally.unique_rows / active if top_k else keys
-    quotient = 0 if santa else design.derived()["quotient"]
-    if NUMBERS[numbers]:
-        normalise = RECIPROCAL_CYCLES + rows
-    else:
-        normalise = rows * quotient
+    """Cycles of the phases of one head with the tally's mean number of keys, on one engine.
+
+    Beside the phases: `scored` and `kept`, the two parts of the selection.
+    """
+    keys, beats = tally.visible_keys / active, -(-design.head_dim // machine.lanes)
+    head = step_cycles(design, keys=keys, value_terms=tally.value_terms / active, lanes=machine.lanes)
     words = design.ternary_words, design.offset_words
     if design.rng == "lfsr":
         random = sum(words) * LFSR_STEPS
     else:
         random = sum(-(-count // 2) for count in words) * THREEFRY_ROUNDS
-    return {
-        "random words": float(random),
-        "score": keys * math.ceil(terms / machine.lanes),
-        "selection": keys + heap_insertions(keys, design.samples) if top_k else 0.0,
-        "mass": weighed / machine.weights_per_cycle,
-        "offset": float(design.offset_words * design.rng_bits),
-        "sampler": keys + sampler_cycles(1, design.samples, design.sampler) - 1 if santa else 0.0,
-        "value": tally.value_terms / active * rows,
-        "normalise": float(normalise),
-    }
+    head |= {"random words": random, "scored": 0, "kept": 0, "normalise": 0}
+    if design.method != "santa":
+        quotient = beats * (design.derived()["quotient"] + 2)
+        head |= {"sampler": 0, "output": 0, "normalise": RECIPROCAL_CYCLES + beats if NUMBERS[numbers] else quotient}
+    if design.method == "top-k":
+        kept = tally.unique_rows / active
+        head |= {"mass": kept, "scored": keys, "kept": kept}
+    head["mass"] /= machine.weights_per_cycle
+    return head

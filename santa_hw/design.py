@@ -8,8 +8,10 @@ each layer a design of its own and is accepted wherever a design is.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import lru_cache
@@ -307,6 +309,10 @@ class Design:
         """The design of a layer: itself, whatever the layer (see :class:`Schedule`)."""
         return self
 
+    def with_samples(self, budgets: Sequence[int]) -> Schedule:
+        """This design in every layer, each with a budget of its own."""
+        return Schedule((self,) * len(budgets)).with_samples(budgets)
+
     def replace(self, **changes: Any) -> Design:
         """A copy with some fields changed, validated again; a default weight width follows `max_keys`."""
         unknown = sorted(set(changes) - set(FIELDS))
@@ -405,6 +411,18 @@ class Schedule:
         """A copy with some fields changed in every layer."""
         return Schedule(tuple(design.replace(**changes) for design in self.designs))
 
+    def with_samples(self, budgets: Sequence[int]) -> Schedule:
+        """A copy with a budget for each layer, layer 0 first."""
+        if len(budgets) != len(self):
+            raise ValueError(f"schedule has {len(budgets)} layers: the design's {len(self)} are allowed")
+        designs = []
+        for layer, (design, budget) in enumerate(zip(self.designs, budgets, strict=True)):
+            try:
+                designs.append(design.replace(samples=budget))
+            except ValueError as error:
+                raise ValueError(f"layer {layer} of the schedule: {error}") from error
+        return Schedule(tuple(designs))
+
     def to_dict(self) -> dict[str, Any]:
         """``{"layers": [fields of layer 0, ...]}``."""
         return {"layers": [design.to_dict() for design in self.designs]}
@@ -478,6 +496,65 @@ def load_design(path: str | Path) -> DesignLike:
     return Schedule.from_toml(path) if "layers" in _read_toml(path) else Design.from_toml(path)
 
 
+# Budgets alone ------------------------------------------------------------------------------------------------------
+
+
+def load_budgets(text: str) -> tuple[int, ...]:
+    """A sample budget for each layer, layer 0 first.
+
+    Parameters
+    ----------
+    text : str
+        ``16x10,64x20`` (16 in each of ten layers, then 64 in twenty), or the name of a ``.toml`` file: one with
+        ``samples = [16, 64, ...]`` in its ``[schedule]`` table, or a schedule of designs, whose budgets are taken.
+
+    Raises
+    ------
+    ValueError
+        If the text or file cannot be read, is empty, or has a budget or a number of layers below 1.
+
+    Examples
+    --------
+    >>> load_budgets("16x2,64")
+    (16, 16, 64)
+    """
+    if not text.endswith(".toml"):
+        return _parse_budgets(text)
+    document = _parse_toml(text)
+    if "schedule" not in document:
+        return tuple(design.samples for design in Schedule.from_toml(text).designs)
+    if set(document) != {"schedule"} or not isinstance(document["schedule"], dict):
+        raise ValueError(f"{text}: [schedule] alone, or [design] and [[layers]] are allowed")
+    budgets = document["schedule"].get("samples")
+    if set(document["schedule"]) != {"samples"} or not isinstance(budgets, list) or not budgets:
+        raise ValueError(f"{text}: [schedule] holds {document['schedule']}: samples = [budgets] is allowed")
+    for budget in budgets:
+        if type(budget) is not int or budget < 1:
+            raise ValueError(f"{text}: samples has {budget!r}: whole numbers from 1 up are allowed")
+    return tuple(budgets)
+
+
+def _parse_budgets(text: str) -> tuple[int, ...]:
+    budgets: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*([1-9][0-9]{0,8})(?:x([1-9][0-9]{0,3}))?\s*", part, re.ASCII)
+        if found is None:
+            raise ValueError(f"schedule {text!r}: {part!r} is no budget; 16x10,64x20 or a .toml file is allowed")
+        budgets += [int(found[1])] * int(found[2] or 1)
+    return tuple(budgets)
+
+
+def budgets_text(budgets: Sequence[int]) -> str:
+    """The inverse of :func:`load_budgets`: ``16x10,64x20``."""
+    runs = [(budget, len(list(run))) for budget, run in itertools.groupby(budgets)]
+    return ",".join(f"{budget}x{count}" if count > 1 else str(budget) for budget, count in runs)
+
+
+def budgets_toml(budgets: Sequence[int]) -> str:
+    """The budgets as a TOML document that :func:`load_budgets` takes."""
+    return f"[schedule]\nsamples = {list(budgets)}\n"
+
+
 @lru_cache(maxsize=256)
 def exp2_table(score_frac: int, weight_bits: int, exp: str = "table") -> NDArray[np.int64]:
     """Weights before the shift: min(round(2**(W - 1 + f / 2**F)), 2**W - 1) for f = 0 ... 2**F - 1.
@@ -510,13 +587,11 @@ def _toml_value(value: Any) -> str:
 
 def _read_toml(path: str | Path) -> dict[str, Any]:
     """A design file: a ``[design]`` table, ``[[layers]]`` tables, nothing else."""
-    try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"design file {path}: {error}") from error
+    document = _parse_toml(path)
     for name, value in document.items():
         if name not in ("design", "layers"):
-            where = " (fields go into [design])" if name in FIELDS else ""
+            hints = {"schedule": " (--schedule takes it)"} | dict.fromkeys(FIELDS, " (fields go into [design])")
+            where = hints.get(name, "")
             raise ValueError(f"{path}: {name!r} is unknown here: [design] and [[layers]] are allowed{where}")
         tables = [value] if name == "design" else value
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
@@ -526,6 +601,13 @@ def _read_toml(path: str | Path) -> dict[str, Any]:
     if not document:
         raise ValueError(f"{path}: the file is empty: [design] and [[layers]] are allowed")
     return document
+
+
+def _parse_toml(path: str | Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"design file {path}: {error}") from error
 
 
 def _table_to_design(fields: Mapping[str, Any], path: str | Path) -> Design:

@@ -23,16 +23,16 @@ from santa_hw.cycles import Machine
 from santa_hw.design import Design
 from santa_hw.energy import Bill, Memory, Table, bill
 from santa_hw.events import METHODS, SHAPES, Layout, Shape, Tally, Workload, operations, total
-from santa_hw.sweep import FLOAT_METHODS, IDENTITY
+from santa_hw.sweep import FLOAT_METHODS, IDENTITY, TEAM_METHODS
 
 Row = dict[str, Any]
 
 RESAMPLES = 2000
 _TALLY_FIELDS = {field.name for field in dataclasses.fields(Tally)}
 _FIXED = ("santa", "top-k", "dense")
-_KNOWN = (*_FIXED, "schedule", *FLOAT_METHODS)
+_KNOWN = (*_FIXED, "schedule", *FLOAT_METHODS, *TEAM_METHODS)
 _DESIGN_COLUMNS = ("method", "samples", "head_dim", "q_bits", "k_bits", "v_bits", "scores", "sampler")
-SETTING = tuple(name for name in IDENTITY if name not in ("method", "samples", "design", "seed"))
+SETTING = tuple(name for name in IDENTITY if name not in ("method", "samples", "schedule", "design", "teams", "seed"))
 """Columns that say what a row was measured on: scores are comparable where all of them are the same."""
 
 

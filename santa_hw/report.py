@@ -34,6 +34,8 @@ SETTING = {
     "phases": "phases {}",
 }
 """Columns that say what was measured, and how a title says it."""
+READS = {"kv_reads": "KV rows read by a head", "group_kv_reads": "KV rows read by a group of heads"}
+"""Columns that a plot can have as its x, besides budgets and fields: what was read, as a share of dense attention."""
 # Design fields that tell no designs apart: they have a column of their own, or follow from the model.
 _OWN = ("method", "samples", "head_dim")
 
@@ -49,7 +51,7 @@ class Group:
         One of its rows, for the columns that all of them share.
     seeds : int
     perplexity, kl_to_dense, top1_agreement, accuracy : Estimate or None
-    unique_rows, lost_mass, saturations, seconds : float or None
+    unique_rows, kv_reads, group_kv_reads, lost_mass, saturations, seconds : float or None
         Means over seeds.
     """
 
@@ -60,6 +62,8 @@ class Group:
     top1_agreement: Estimate | None
     accuracy: Estimate | None
     unique_rows: float | None
+    kv_reads: float | None
+    group_kv_reads: float | None
     lost_mass: float | None
     saturations: float | None
     seconds: float | None
@@ -76,13 +80,15 @@ class Group:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What tells groups apart besides method and samples: the setting's columns and the design's fields."""
+        """What tells groups apart besides method and samples: the setting's columns, the fields of design and teams."""
         design = self.row.get("design") or {}
-        if "layers" in design:
-            text = json.dumps(design, sort_keys=True)
+        layers = design if "layers" in design else self.row.get("schedule")
+        if layers:
+            text = json.dumps(layers, sort_keys=True)
             design = {"schedule": hashlib.sha256(text.encode()).hexdigest()[:8]}
         setting = {name: self.row.get(name) for name in SETTING}
         calibration = {"calibration": (self.row.get("calibration_sha256") or "")[:8] or None}
+        design = design | (self.row.get("teams") or {})
         return setting | calibration | {name: value for name, value in design.items() if name not in _OWN}
 
 
@@ -107,6 +113,8 @@ def _group(rows: list[Row]) -> Group:
         top1_agreement=_estimate(rows, "per_window", "agreement", "top1_agreement"),
         accuracy=accuracy,
         unique_rows=_mean(rows, "unique_rows"),
+        kv_reads=_mean(rows, "kv_reads"),
+        group_kv_reads=_mean(rows, "group_kv_reads"),
         lost_mass=_mean(rows, "lost_mass"),
         saturations=_mean(rows, "saturations"),
         seconds=_mean(rows, "seconds"),
@@ -140,8 +148,8 @@ def varying(groups: Sequence[Group]) -> list[str]:
     names = [
         name
         for name in dict.fromkeys(name for some in fields for name in some)
-        # A group that lacks a field, or holds None, does not differ by it.
-        if len({str(some[name]) for some in fields if some.get(name) is not None}) > 1
+        # A group that lacks a field, or holds None, does not differ by it; one without a schedule does.
+        if len({str(some.get(name)) for some in fields if some.get(name) is not None or name == "schedule"}) > 1
     ]
     together = all(len({some.get(name) for name in BITS}) == 1 for some in fields)
     if together and "q_bits" in names:
@@ -150,9 +158,9 @@ def varying(groups: Sequence[Group]) -> list[str]:
 
 
 def value_of(group: Group, name: str) -> Any:
-    """A group's value of a name from `varying`, or its samples."""
-    if name == "samples":
-        return group.samples
+    """A group's value of a name from `varying`, its samples, or its share of KV reads."""
+    if name == "samples" or name in READS:
+        return getattr(group, name)
     return group.fields.get(BITS[0] if name == "bits" else name)
 
 
@@ -180,8 +188,10 @@ def table(rows: Iterable[Row]) -> Table:
         "Top-1": "top1_agreement",
         "Accuracy": "accuracy",
     }
+    teams = any(group.row.get("teams") for group in groups)
     counts = {
         "Unique rows": "unique_rows",
+        **({"KV reads": "kv_reads", "Group reads": "group_kv_reads"} if teams else {}),
         "Lost mass": "lost_mass",
         "Saturated codes": "saturations",
         "s": "seconds",
@@ -191,7 +201,7 @@ def table(rows: Iterable[Row]) -> Table:
     result = Table(title=_title(groups), caption=LEVEL, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     result.title_justify = result.caption_justify = "left"
     result.add_column("Method", no_wrap=True)
-    for title in ("S,k", *(name.replace("_", " ") for name in names), *shown_scores, *counts):
+    for title in ("S,k,M" if teams else "S,k", *(name.replace("_", " ") for name in names), *shown_scores, *counts):
         words = title.split(" ", 1)
         result.add_column(
             "\n".join(words), justify="right", overflow="fold", min_width=max(map(len, words)), vertical="top"
@@ -253,8 +263,8 @@ def plot(rows: Iterable[Row], path: str | Path, *, x: str | None = None) -> None
     path : path
         Its suffix says the format: .png, .svg or .pdf.
     x : str, optional
-        ``samples``, ``bits`` or a design field; by default samples if they vary, else the number that varies
-        most.
+        ``samples``, ``bits``, ``kv_reads``, ``group_kv_reads`` or a field of a design; by default samples if they vary,
+        else the number that varies most.
 
     Raises
     ------
@@ -272,7 +282,8 @@ def plot(rows: Iterable[Row], path: str | Path, *, x: str | None = None) -> None
     axis = x if x is not None else _axis(groups, names)
     if all(value_of(group, axis) is None for group in groups):
         raise ValueError(
-            f"x = {axis!r}: samples, or one of the fields that vary ({', '.join(names) or 'none'}) is allowed"
+            f"x = {axis!r}: samples, {', '.join(READS)}, or one of the fields that vary ({', '.join(names) or 'none'}) "
+            "is allowed"
         )
     _draw(groups, score, axis, [name for name in names if name != axis], Path(path))
 
@@ -293,7 +304,7 @@ def _draw(groups: Sequence[Group], score: str, axis: str, names: Sequence[str], 
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
-    if axis != "samples" and len({group.samples for group in groups} - {None}) > 1:
+    if axis not in ("samples", *READS) and len({group.samples for group in groups} - {None}) > 1:
         names = ["samples", *names]
     lines: dict[str, list[Group]] = {}
     for group in groups:
@@ -328,7 +339,9 @@ def _draw(groups: Sequence[Group], score: str, axis: str, names: Sequence[str], 
         axes.xaxis.set_major_locator(FixedLocator(ticks))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.set_xlabel({"samples": "samples S, or k", "bits": "q, k and v bits"}.get(axis, axis.replace("_", " ")))
+    titles = {"samples": "samples S, or k", "bits": "q, k and v bits"}
+    titles |= {name: f"{title}, share of dense attention" for name, title in READS.items()}
+    axes.set_xlabel(titles.get(axis, axis.replace("_", " ")))
     axes.set_ylabel({"kl_to_dense": "KL to dense float model, nats a token", "accuracy": "accuracy"}[score])
     axes.set_title(textwrap.fill(_title(groups), 90), fontsize=9)
     axes.grid(True, which="both", alpha=0.25)

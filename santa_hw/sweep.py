@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from santa_hw import __version__
-from santa_hw.design import FIELDS, Design, DesignLike, Schedule
+from santa_hw.design import FIELDS, Design, DesignLike, Schedule, budgets_text
+from santa_hw.team_design import TeamDesign
 
 if TYPE_CHECKING:
     from santa_hw.evaluate.decoding import Decoding
@@ -32,15 +33,20 @@ METHODS = ("santa", "top-k", "dense")
 FLOAT_METHODS = (
     "float-dense", "float-top-k", "float-santa", "float-strat", "float-sys", "float-prop", "float-flash"
 )  # fmt: skip
+TEAM_METHODS = ("santapp", "top-teams", "top-means", "top-bounds")
+
+TASKS = ("perplexity", "needle", "niah-multivalue", "fwe", "qa", "gsm8k", "mmlu")
+DATA_TASKS = ("qa", "gsm8k", "mmlu")
+"""Tasks that have no prompts without data."""
 
 IDENTITY = (
     "task", "model_identity", "dtype", "text_sha256", "calibration_sha256", "windows", "window", "context",
-    "needles", "trials", "phases", "method", "samples", "design", "seed", "version",
+    "needles", "trials", "phases", "method", "samples", "schedule", "design", "teams", "seed", "version",
 )  # fmt: skip
 """Columns that say which result a row holds: a row with the same ones is not computed again."""
 
 SCORES = ("perplexity", "kl_to_dense", "top1_agreement", "accuracy")
-COUNTS = ("unique_rows", "saturations", "lost_mass")
+COUNTS = ("unique_rows", "kv_reads", "group_kv_reads", "saturations", "lost_mass")
 DETAILS = ("per_window", "per_trial")
 
 
@@ -67,16 +73,25 @@ class Setting:
 
 @dataclass(frozen=True)
 class Point:
-    """One grid point and seed; `design` is None for the float methods, `samples` for the dense ones."""
+    """
+    One grid point and seed; `design` is None for the float methods, `samples` for the dense ones.
+
+    A `schedule` is a float method's budgets, one a layer; `samples` is then what they have in common, or None. A
+    fixed-point point has its budgets in its design. `teams` is the design of a method of `TEAM_METHODS`, whose
+    `samples` is M; None for the others.
+    """
 
     method: str
     samples: int | None
     design: DesignLike | None
     seed: int
+    schedule: tuple[int, ...] | None = None
+    teams: TeamDesign | None = None
 
     def __str__(self) -> str:
         if self.design is None:
-            return " ".join(str(part) for part in (self.method, self.samples) if part is not None)
+            budget = self.samples if self.schedule is None else budgets_text(self.schedule)
+            return " ".join(str(part) for part in (self.method, budget, self.teams) if part is not None)
         return str(self.design)
 
 
@@ -89,7 +104,9 @@ def grid(
     *,
     methods: Sequence[str] | None = None,
     samples: Sequence[int] | None = None,
+    schedule: Sequence[int] | None = None,
     seeds: Sequence[int] = (0,),
+    team_axes: Sequence[Sequence[Mapping[str, Any]]] = (),
 ) -> list[Point]:
     """
     Every combination of methods, design fields, budgets and seeds, each different point once.
@@ -101,31 +118,44 @@ def grid(
     axes : sequence of axes
         An axis is a list of changes, one value each: ``[{"q_bits": 6}, {"q_bits": 8}]``.
     methods, samples : sequence, optional
-        Names of `METHODS` and `FLOAT_METHODS`, and budgets; None keeps the base's own.
+        Names of `METHODS`, `FLOAT_METHODS` and `TEAM_METHODS`, and budgets; None keeps the base's own.
+    schedule : sequence of int, optional
+        A budget for each layer, in place of `samples`.
     seeds : sequence of int
         A method that draws no random word runs with the first seed only.
+    team_axes : sequence of axes
+        What they change is a `TeamDesign`.
 
     Raises
     ------
     ValueError
         An unknown method, a design that is refused, or an axis or budget that no point of the grid uses.
     """
+    if samples is not None and schedule is not None:
+        raise ValueError("samples and schedule: one of them is allowed")
     names: list[str | None] = list(methods) if methods is not None else [None]
     for name in names:
-        if name is not None and name not in METHODS + FLOAT_METHODS:
-            raise ValueError(f"method = {name!r}: allowed are {', '.join(METHODS + FLOAT_METHODS)}")
+        if name is not None and name not in METHODS + FLOAT_METHODS + TEAM_METHODS:
+            allowed = ", ".join(METHODS + FLOAT_METHODS + TEAM_METHODS)
+            raise ValueError(f"method = {name!r}: allowed are {allowed}")
     points: dict[Point, None] = {}
     for name in names:
         if name in FLOAT_METHODS:
-            points |= dict.fromkeys(_float_points(name, base, samples, seeds))
+            points |= dict.fromkeys(_float_points(name, base, samples, schedule, seeds))
+            continue
+        if name in TEAM_METHODS:
+            points |= dict.fromkeys(_team_points(name, base, team_axes, samples, seeds))
             continue
         for changes in itertools.product(*axes):
             design = base.replace(**{key: value for change in changes for key, value in change.items()})
-            points |= dict.fromkeys(_fixed_points(design, name, samples, seeds))
+            points |= dict.fromkeys(_fixed_points(design, name, samples, schedule, seeds))
     used = set().union(*(used_fields(point.design) for point in points if point.design is not None))
-    idle = sorted({key for axis in axes for change in axis for key in change} - used)
+    used |= set().union(*(point.teams.used(point.method) for point in points if point.teams is not None))
+    idle = sorted({key for axis in (*axes, *team_axes) for change in axis for key in change} - used)
     if samples is not None and all(point.samples is None for point in points):
         idle.append("samples")
+    if schedule is not None and all(point.method in ("dense", "float-dense") for point in points):
+        idle.append("schedule")
     if idle:
         raise ValueError(f"{idle[0]} has no effect with {_describe(points)}: leave it out")
     return list(points)
@@ -148,15 +178,30 @@ def used_fields(design: DesignLike) -> set[str]:
 
 def is_random(method: str, design: DesignLike | None) -> bool:
     """Whether a method's result depends on the seed."""
-    return method in FLOAT_METHODS[2:] if design is None else "rng" in used_fields(design)
+    return method in (*FLOAT_METHODS[2:], "santapp") if design is None else "rng" in used_fields(design)
 
 
 def check_keys(points: Iterable[Point], keys: int) -> None:
-    """Refuse designs with room for fewer keys than the task will show them."""
+    """Refuse designs with room for fewer keys than the task will show them, and draws of more teams than they make."""
     for point in points:
+        if point.teams is not None and (point.samples or 1) > point.teams.teams(keys):
+            raise ValueError(
+                f"samples = {point.samples}: at most {point.teams.teams(keys)}, the teams of the task's {keys} keys "
+                f"({point.teams}), is allowed with {point.method}"
+            )
         for design in _designs(point.design):
             if design.max_keys < keys:
                 raise ValueError(f"max_keys = {design.max_keys}: at least the task's {keys} keys are allowed")
+
+
+def check_layers(points: Iterable[Point], layers: int) -> None:
+    """Refuse schedules that miss a layer of the model, or have one too many."""
+    for point in points:
+        count = len(point.design) if isinstance(point.design, Schedule) else len(point.schedule or ()) or layers
+        if count < layers:
+            raise ValueError(f"schedule has {count} layers: it misses layer {count}; the model's {layers} are allowed")
+        if count > layers:
+            raise ValueError(f"schedule has {count} layers: the model's {layers} are allowed")
 
 
 def _designs(design: DesignLike | None) -> tuple[Design, ...]:
@@ -172,12 +217,19 @@ def _common(design: DesignLike, name: str) -> Any:
 
 
 def _fixed_points(
-    design: DesignLike, method: str | None, samples: Sequence[int] | None, seeds: Sequence[int]
+    design: DesignLike,
+    method: str | None,
+    samples: Sequence[int] | None,
+    schedule: Sequence[int] | None,
+    seeds: Sequence[int],
 ) -> list[Point]:
     if method is not None:
-        # Method and budget together: the base's budget may be a k that santa refuses.
-        design = design.replace(method=method, **({"samples": samples[0]} if samples and method != "dense" else {}))
+        # Method and budget together: the base's budget may be a k that santa refuses, and 1 is none.
+        first = samples[0] if samples else 1 if schedule else None
+        design = design.replace(method=method, **({"samples": first} if first and method != "dense" else {}))
     budgeted = _common(design, "method") != "dense"
+    if schedule is not None and budgeted:
+        design = design.with_samples(schedule)
     points = []
     for budget in samples if samples is not None and budgeted else [None]:
         changed = _settled(design if budget is None else design.replace(samples=budget))
@@ -187,13 +239,40 @@ def _fixed_points(
     return points
 
 
-def _float_points(method: str, base: DesignLike, samples: Sequence[int] | None, seeds: Sequence[int]) -> list[Point]:
-    budgets: Sequence[int | None] = samples if samples is not None else [_common(base, "samples")]
+def _float_points(
+    method: str,
+    base: DesignLike,
+    samples: Sequence[int] | None,
+    schedule: Sequence[int] | None,
+    seeds: Sequence[int],
+) -> list[Point]:
     if method == "float-dense":
-        budgets = [None]
-    elif any(budget is None or budget < 1 for budget in budgets):
-        raise ValueError(f"samples = {budgets[0]}: 1 or more is allowed with {method}")
-    return [Point(method, budget, None, seed) for budget in budgets for seed in _seeds(method, None, seeds)]
+        return [Point(method, None, None, seed) for seed in _seeds(method, None, seeds)]
+    if samples is None and schedule is None and _common(base, "samples") is None:
+        schedule = [layer.samples for layer in _designs(base)]
+    budgets = schedule or samples or [_common(base, "samples")]
+    if any(budget < 1 for budget in budgets):
+        raise ValueError(f"samples = {min(budgets)}: 1 or more is allowed with {method}")
+    if schedule is None:
+        return [Point(method, budget, None, seed) for budget in budgets for seed in _seeds(method, None, seeds)]
+    common = budgets[0] if len(set(budgets)) == 1 else None
+    return [Point(method, common, None, seed, tuple(budgets)) for seed in _seeds(method, None, seeds)]
+
+
+def _team_points(
+    method: str,
+    base: DesignLike,
+    axes: Sequence[Sequence[Mapping[str, Any]]],
+    samples: Sequence[int] | None,
+    seeds: Sequence[int],
+) -> list[Point]:
+    points = []
+    for changes in itertools.product(*axes):
+        chosen = TeamDesign().replace(**{key: value for change in changes for key, value in change.items()})
+        points += [
+            replace(point, teams=chosen.settled(method)) for point in _float_points(method, base, samples, None, seeds)
+        ]
+    return points
 
 
 def _seeds(method: str, design: DesignLike | None, seeds: Sequence[int]) -> Sequence[int]:
@@ -320,11 +399,12 @@ def open_task(
     loaded: LoadedModel,
     name: str,
     *,
-    text: str,
+    text: str = "",
+    data: str | None = None,
     windows: int = 2,
     window: int = 1024,
     context: int = 1024,
-    needles: int = 1,
+    needles: int | None = None,
     trials: int = 12,
     phases: str = "decode",
 ) -> tuple[Task, Setting]:
@@ -333,20 +413,31 @@ def open_task(
 
     Parameters
     ----------
-    name : "perplexity", "needle" or "fwe"
+    name : one of `TASKS`
     text : str
-        What `models.load_text` takes; fwe makes its own text.
+        What `models.load_text` takes, for perplexity, needle and niah-multivalue; fwe makes its own text.
+    data : str, optional
+        What `models.load_records` takes: for `DATA_TASKS`, and in place of made prompts for niah-multivalue and fwe.
+        It takes the place of the text in the columns too.
     windows, window : int
         Of perplexity.
     context, trials, phases, needles :
-        Of needle and fwe, needles of needle alone.
+        Of the tasks that decode; context of prompts that are made, needles of needle (None: 1) and niah-multivalue
+        (None: 4).
     """
     from santa_hw import models
+    from santa_hw.evaluate.gsm8k import gsm8k
+    from santa_hw.evaluate.mmlu import mmlu
     from santa_hw.evaluate.perplexity import Perplexity
     from santa_hw.evaluate.perplexity import windows as first_windows
-    from santa_hw.evaluate.retrieval import needle
+    from santa_hw.evaluate.retrieval import VALUES, needle
+    from santa_hw.evaluate.ruler import ruler
     from santa_hw.evaluate.words import fwe
 
+    if name not in TASKS:
+        raise ValueError(f"task = {name!r}: allowed are {', '.join(TASKS)}")
+    if data is None and name in DATA_TASKS:
+        raise ValueError(f"data is None: a file of JSON lines, or hub:dataset is allowed with {name}")
     shared: Row = {
         "task": name,
         "model": loaded.name,
@@ -356,16 +447,25 @@ def open_task(
         "heads": loaded.heads,
         "kv_heads": loaded.kv_heads,
     }
+    if data is not None:
+        records = models.load_records(data)
+        content = "".join(json.dumps(record, sort_keys=True) for record in records)
+        shared |= {"text": data, "text_sha256": hashlib.sha256(content.encode()).hexdigest()}
+        if name in ("gsm8k", "mmlu"):
+            graded = {"gsm8k": gsm8k, "mmlu": mmlu}[name](loaded, records, trials=trials, phases=phases)
+        else:
+            graded = ruler(loaded, name, records, trials=trials, phases=phases)
+        return graded, Setting(**shared, phases=phases, trials=trials)
     if name == "fwe":
         words = fwe(loaded, context=context, trials=trials, phases=phases)
         return words, Setting(**shared, phases=phases, context=context, trials=trials)
     content = models.load_text(text)
     shared |= {"text": text, "text_sha256": hashlib.sha256(content.encode()).hexdigest()}
-    if name == "needle":
-        hidden = needle(loaded, content, context=context, needles=needles, trials=trials, phases=phases)
-        return hidden, Setting(**shared, phases=phases, context=context, needles=needles, trials=trials)
-    if name != "perplexity":
-        raise ValueError(f"task = {name!r}: perplexity, needle or fwe is allowed")
+    if name in ("needle", "niah-multivalue"):
+        one_key = name == "niah-multivalue"
+        count = needles if needles is not None else VALUES if one_key else 1
+        hidden = needle(loaded, content, context=context, needles=count, trials=trials, phases=phases, one_key=one_key)
+        return hidden, Setting(**shared, phases=phases, context=context, needles=count, trials=trials)
     task = Perplexity(loaded, first_windows(loaded, content, windows, window))
     return task, Setting(**shared, phases=task.phases, windows=windows, window=window)
 
@@ -425,6 +525,7 @@ def run(
     """
     if calibration is not None:
         calibration.require_disjoint(task.token_windows)
+    check_layers(points, loaded.layers)
     results = []
     fresh = 0
     # The row says what ran: the head dimension is the model's.
@@ -455,7 +556,9 @@ def identify(setting: Setting, point: Point, calibration: Calibration | None) ->
     return {
         "method": point.method,
         "samples": point.samples,
+        "schedule": None if point.schedule is None else list(point.schedule),
         "design": None if point.design is None else point.design.to_dict(),
+        "teams": None if point.teams is None else point.teams.to_dict(),
         "seed": point.seed,
         **vars(setting),
         "calibration_sha256": calibration.text_sha256 if uses and calibration is not None else None,
@@ -469,8 +572,10 @@ def hook_of(loaded: LoadedModel, point: Point, calibration: Calibration | None) 
 
     if point.method == "float-dense":
         return None
+    if point.teams is not None:
+        return models.team_method(point.method, point.samples or 1, point.teams, point.seed)
     if point.design is None:
-        return models.float_method(point.method, point.samples or 1, point.seed)
+        return models.float_method(point.method, point.schedule or point.samples or 1, point.seed)
     if calibration is None:
         raise ValueError(f"calibration is None: a calibration of the model is allowed with {point.method}")
     return models.fixed_point(loaded, point.design, calibration, seed=point.seed)
@@ -482,9 +587,12 @@ def measure(task: Task, point: Point, hook: AttentionHook | None, tick: Tick = l
     scores = task.evaluate(hook, tick)
     seconds = time.perf_counter() - start
     row: Row = dict.fromkeys([*SCORES, *COUNTS, "tally"]) | {"seconds": seconds} | dict.fromkeys(DETAILS) | scores
+    if hook is None:
+        row |= {"kv_reads": 1.0, "group_kv_reads": 1.0}
     tally = getattr(hook, "tally", None)
     if tally is not None and tally.head_steps:
         row["unique_rows"] = tally.mean_unique_rows
+        row |= {"kv_reads": tally.kv_reads, "group_kv_reads": tally.group_kv_reads}
         if point.design is not None:
             row |= {"saturations": tally.total_saturations, "lost_mass": tally.mean_lost_mass}
             row["tally"] = asdict(tally)

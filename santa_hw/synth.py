@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ ADDERS = ("$add", "$sub", "$neg", "$alu")
 """Cells that add; a subtraction and a negation cost what an addition costs."""
 
 INSTALL = "pip install 'santa-hw[rtl]'"
+_MEMORIES = "written_memories"
 _YOSYS = "import sys; from pyosys import libyosys as y; y.run_pass('script ' + sys.argv[1], y.Design())"
 
 
@@ -48,10 +49,10 @@ class Netlist:
         Cells before mapping by type, ``"$add"`` and so on.
     adders : dict
         Adders before mapping by the width of their result.
-    rom_bits, register_bits : int
-        Bits of read-only tables and of registers.
+    rom_bits, memory_bits, register_bits : int
+        Bits of read-only tables, of memories that are written, and of registers.
     gates : dict or None
-        Cells after mapping to two-input gates or to a library; None if it was not mapped.
+        Cells after mapping to two-input gates or to a library, less the memories; None if it was not mapped.
     depth : int or None
         Gates on the longest path between registers or ports, two-input gates only.
     area : float or None
@@ -62,6 +63,7 @@ class Netlist:
     cells: dict[str, int]
     adders: dict[int, int]
     rom_bits: int
+    memory_bits: int
     register_bits: int
     gates: dict[str, int] | None = None
     depth: int | None = None
@@ -91,6 +93,7 @@ class Netlist:
             "adder_bits": self.adder_bits,
             "multipliers": self.multipliers,
             "rom_bits": self.rom_bits,
+            "memory_bits": self.memory_bits,
             "register_bits": self.register_bits,
             "gates": self.gates,
             "gate_count": self.gate_count,
@@ -144,28 +147,25 @@ def netlist(
         raise ValueError(lack)
     if liberty is not None and not liberty.is_file():
         raise ValueError(f"liberty {liberty}: there is no such file")
-    design = Design() if design is None else design
-    given = list(files or _sources(top))
     with tempfile.TemporaryDirectory(prefix="santa-hw-") as name:
         folder = Path(name)
-        (folder / FILE).write_text(package(design), encoding="utf-8")
-        # Copies with plain names: a script's words are cut at blanks.
-        names = [FILE, *(f"{i}_{file.name}".replace(" ", "_") for i, file in enumerate(given))]
-        for copy, file in zip(names[1:], given, strict=True):
-            shutil.copy(file, folder / copy)
         if liberty is not None:
             shutil.copy(liberty, folder / "library.lib")
-        overrides = [f"-G {key}={int(value)}" for key, value in (parameters or {}).items()]
         script = [
-            " ".join(["read_slang -D SYNTHESIS --top", top, *overrides, *names]),
-            f"hierarchy -check -top {top}",
+            *read(top, folder, design, parameters, files),
             "proc",
             "flatten",
             "opt_clean",
             "write_json generic.json",
         ]
         if mapped or liberty is not None:
-            script += ["synth -flatten"]
+            # A memory that is written is a macro: it is set aside, as a cell of its own.
+            script += [
+                "memory_collect",
+                f"submod -name {_MEMORIES} t:$mem_v2 r:WR_PORTS>0 %i",
+                f"setattr -mod -set blackbox 1 {_MEMORIES}",
+            ]
+            script += [f"synth -flatten -top {top}"]
             script += (
                 ["dfflibmap -liberty library.lib", "abc -liberty library.lib", "opt_clean"]
                 if liberty is not None
@@ -173,9 +173,8 @@ def netlist(
             )
             stat = "stat -json" + (" -liberty library.lib" if liberty is not None else "")
             script.append(f"tee -q -o stat.json {stat}")
-        _yosys(script, folder, top)
-        module = _module(json.loads((folder / "generic.json").read_text()), top)
-        found = _count(top, module)
+        yosys(script, folder, top)
+        found = _count(top, module_of(folder / "generic.json", top))
         if not mapped and liberty is None:
             return found
         stat_text = (folder / "stat.json").read_text()
@@ -185,10 +184,32 @@ def netlist(
             match = re.search(r"length=(\d+)", (folder / "depth.txt").read_text())
             depth = int(match.group(1)) if match else 0
         area = report.get("area")
-        return Netlist(
-            found.top, found.cells, found.adders, found.rom_bits, found.register_bits,
-            gates=dict(report["num_cells_by_type"]), depth=depth, area=None if area is None else float(area),
-        )  # fmt: skip
+        gates = {cell: n for cell, n in report["num_cells_by_type"].items() if cell != _MEMORIES}
+        return replace(found, gates=gates, depth=depth, area=None if area is None else float(area))
+
+
+def read(
+    top: str,
+    folder: Path,
+    design: Design | None = None,
+    parameters: Mapping[str, int] | None = None,
+    files: Sequence[Path] | None = None,
+) -> list[str]:
+    """Copy a module's files into `folder`; the lines of a yosys script that read and elaborate it.
+
+    Arguments as in :func:`netlist`.
+    """
+    (folder / FILE).write_text(package(design or Design()), encoding="utf-8")
+    given = list(files or _sources(top))
+    # Copies with plain names: a script's words are cut at blanks.
+    names = [FILE, *(f"{i}_{file.name}".replace(" ", "_") for i, file in enumerate(given))]
+    for copy, file in zip(names[1:], given, strict=True):
+        shutil.copy(file, folder / copy)
+    overrides = [f"-G {key}={int(value)}" for key, value in (parameters or {}).items()]
+    return [
+        " ".join(["read_slang -D SYNTHESIS --top", top, *overrides, *names]),
+        f"hierarchy -check -top {top}",
+    ]
 
 
 def _sources(top: str) -> list[Path]:
@@ -199,11 +220,12 @@ def _sources(top: str) -> list[Path]:
 
 
 def blocks() -> tuple[str, ...]:
-    """Every block of the multiplier-free datapath that has RTL."""
+    """Every block of the datapath that has RTL; santa_decode multiplies if its scores are dense, and there alone."""
     return tuple(name for name in FORMULAS if (assets.path("rtl_models") / name / f"{name}.sv").is_file())
 
 
-def _yosys(script: Sequence[str], folder: Path, top: str) -> None:
+def yosys(script: Sequence[str], folder: Path, top: str) -> None:
+    """Run a script in `folder`; ValueError with yosys' own words if it refuses module `top`."""
     file = folder / "script.ys"
     file.write_text("\n".join(script) + "\n", encoding="utf-8")
     run = subprocess.run(
@@ -215,8 +237,9 @@ def _yosys(script: Sequence[str], folder: Path, top: str) -> None:
         raise ValueError(f"yosys refuses module {top}: {told.strip()}")
 
 
-def _module(document: dict[str, Any], top: str) -> dict[str, Any]:
-    modules: dict[str, dict[str, Any]] = document["modules"]
+def module_of(file: Path, top: str) -> dict[str, Any]:
+    """The top module of a netlist that yosys wrote as JSON."""
+    modules: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["modules"]
     for name, module in modules.items():
         if name == top or "top" in module.get("attributes", {}):
             return module
@@ -226,7 +249,9 @@ def _module(document: dict[str, Any], top: str) -> dict[str, Any]:
 def _count(top: str, module: dict[str, Any]) -> Netlist:
     cells: Counter[str] = Counter()
     adders: Counter[int] = Counter()
-    rom = registers = 0
+    registers = 0
+    memories = {name: memory["size"] * memory["width"] for name, memory in module.get("memories", {}).items()}
+    written = set()
     for cell in module["cells"].values():
         kind, values = cell["type"], cell.get("parameters", {})
         cells[kind] += 1
@@ -234,10 +259,11 @@ def _count(top: str, module: dict[str, Any]) -> Netlist:
             adders[_integer(values["Y_WIDTH"])] += 1
         elif "dff" in kind:
             registers += _integer(values["WIDTH"])
-        elif kind in ("$mem", "$mem_v2"):
-            rom += _integer(values["SIZE"]) * _integer(values["WIDTH"])
-    rom += sum(memory["size"] * memory["width"] for memory in module.get("memories", {}).values())
-    return Netlist(top, dict(sorted(cells.items())), dict(sorted(adders.items())), rom, registers)
+        elif kind.startswith("$memwr"):
+            written.add(values["MEMID"].removeprefix("\\"))
+    ram = sum(bits for name, bits in memories.items() if name in written)
+    rom = sum(memories.values()) - ram
+    return Netlist(top, dict(sorted(cells.items())), dict(sorted(adders.items())), rom, ram, registers)
 
 
 def _integer(value: str | int) -> int:
@@ -245,20 +271,27 @@ def _integer(value: str | int) -> int:
 
 
 def table(netlists: Sequence[Netlist]) -> Table:
-    """A row a block: adders as count x width, multipliers, table and register bits, gates or cells, depth, area."""
+    """A row a block: adders as count x width, multipliers, table, memory and register bits, gates, depth or area."""
     from rich.table import Table
 
     mapped_area = any(n.area is not None for n in netlists)
     found = Table()
     found.add_column("block")
     found.add_column("adders (count x bits)")
-    for title in ("multipliers", "table bits", "register bits", "gates", "area" if mapped_area else "depth"):
+    for title in (
+        "multipliers",
+        "table bits",
+        "memory bits",
+        "register bits",
+        "gates",
+        "area" if mapped_area else "depth",
+    ):
         found.add_column(title, justify="right")
     for n in netlists:
         adders = ", ".join(f"{count} x {width}" for width, count in sorted(n.adders.items(), reverse=True)) or "none"
         last = f"{n.area:g}" if n.area is not None else n.depth
         found.add_row(
-            n.top, adders, *(str(x) for x in (sum(n.multipliers.values()), n.rom_bits, n.register_bits)),
+            n.top, adders, *(str(x) for x in (sum(n.multipliers.values()), n.rom_bits, n.memory_bits, n.register_bits)),
             *("" if x is None else str(x) for x in (n.gate_count, last)),
         )  # fmt: skip
     return found
@@ -332,6 +365,38 @@ def _ternary_dot(design: Design, parameters: Mapping[str, int]) -> Counter[int]:
     return _counter(*[k] * lanes, *tree, total, design.beta + 1, *counters)
 
 
+def _score_sampler(design: Design, parameters: Mapping[str, int]) -> Counter[int]:
+    parts = (_exp2_weight, _mass, _offset_scale, _systematic_sampler)
+    own = _counter(key_bits(design), keys_bits(design), *[design.derived()["count"]] * 2)
+    return sum((part(design, parameters) for part in parts), own)
+
+
+def _mac_dot(design: Design, parameters: Mapping[str, int]) -> Counter[int]:
+    lanes, term = parameters.get("Lanes", lanes_of(None, design)), design.q_bits + design.k_bits - 1
+    tree = [term + level for level in range(1, lanes.bit_length()) for _ in range(lanes >> level)]
+    counters = [max(1, (design.head_dim - 1).bit_length()), _beat_bits(design, lanes)]
+    return _counter(*tree, design.replace(scores="dense").derived()["score_accumulator"], *counters)
+
+
+def _santa_decode(design: Design, parameters: Mapping[str, int]) -> Counter[int]:
+    lanes, group = parameters.get("Lanes", lanes_of(None, design)), parameters.get("Group", 1)
+    dots = (_ternary_query, _ternary_dot) if design.scores == "ternary" else (_mac_dot,)
+    found = Counter(
+        {
+            width: n * group
+            for width, n in sum(
+                (part(design, parameters) for part in (*dots, _score_sampler, _gather_accumulate)), Counter()
+            ).items()
+        }
+    )
+    found += _shift_normalise(design, {"Lanes": group, "InBits": design.derived()["score_accumulator"]})
+    if design.out_bits is not None:
+        found += _shift_normalise(design, {"Lanes": group * lanes})
+    rows = parameters.get("Outstanding", 4).bit_length()
+    features = max(1, (design.head_dim - 1).bit_length())
+    return found + _counter(features, _beat_bits(design, lanes), keys_bits(design), rows, rows)
+
+
 Formula = Callable[[Design, Mapping[str, int]], Counter[int]]
 
 FORMULAS: dict[str, Formula] = {
@@ -345,8 +410,10 @@ FORMULAS: dict[str, Formula] = {
     "ternary_dot": _ternary_dot,
     "gather_accumulate": _gather_accumulate,
     "shift_normalise": _shift_normalise,
+    "score_sampler": _score_sampler,
+    "santa_decode": _santa_decode,
 }
-"""Adders of each multiplier-free block, (design, parameters) -> {width: how many}."""
+"""Adders of each block of the datapath, (design, parameters) -> {width: how many}."""
 
 
 def expected_adders(block: str, design: Design, parameters: Mapping[str, int] | None = None) -> dict[int, int]:
@@ -354,6 +421,22 @@ def expected_adders(block: str, design: Design, parameters: Mapping[str, int] | 
     return dict(sorted(FORMULAS[block](design, parameters or {}).items()))
 
 
-def expected_rom_bits(block: str, design: Design) -> int:
-    """The table's bits, 2**score_frac * weight_bits, in the one block that has it."""
-    return design.derived()["table_bits"] if block == "exp2_weight" else 0
+def expected_multipliers(block: str, design: Design, parameters: Mapping[str, int] | None = None) -> dict[str, int]:
+    """None, but for the lanes of santa_decode's dense scores."""
+    if block != "santa_decode" or design.scores == "ternary":
+        return {}
+    given = parameters or {}
+    return {"$mul": given.get("Group", 1) * given.get("Lanes", lanes_of(None, design))}
+
+
+def expected_rom_bits(block: str, design: Design, parameters: Mapping[str, int] | None = None) -> int:
+    """The table's bits, 2**score_frac * weight_bits, in the blocks that have it; santa_decode has one a head."""
+    tables = {"exp2_weight": 1, "score_sampler": 1, "santa_decode": (parameters or {}).get("Group", 1)}
+    return tables.get(block, 0) * design.derived()["table_bits"]
+
+
+def expected_memory_bits(block: str, design: Design, parameters: Mapping[str, int] | None = None) -> int:
+    """Bits of the score memory and of the drawn keys' FIFO, where there are any; santa_decode has both a head."""
+    samplers = {"score_sampler": 1, "santa_decode": (parameters or {}).get("Group", 1)}
+    entry = key_bits(design) + design.derived()["count"] + 1
+    return samplers.get(block, 0) * (design.max_keys * (design.score_bits + 1) + design.samples * entry)

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from santa_hw import __version__, cli, sweep
 from santa_hw.design import FIELDS, Design, Schedule
+from santa_hw.evaluate import gsm8k
+from santa_hw.team_design import TEAM_FIELDS
 
 ROW = {
     "design": dict | None,
@@ -30,6 +32,9 @@ ROW = {
     "top1_agreement": float | None,
     "accuracy": float | None,
     "unique_rows": float | None,
+    "kv_reads": float | None,
+    "group_kv_reads": float | None,
+    "teams": dict | None,
     "saturations": int | None,
     "lost_mass": float | None,
     "seconds": float,
@@ -103,6 +108,11 @@ def test_every_design_field_is_an_option():
     assert not set(cli.OWN_HELP) & set(cli.FIELD_HELP)
 
 
+def test_every_team_field_is_an_option():
+    assert set(cli.TEAM_HELP) == set(TEAM_FIELDS)
+    assert not set(cli.TEAM_HELP) & {*cli.OWN_HELP, *cli.FIELD_HELP}
+
+
 # accuracy ---------------------------------------------------------------------------------------
 
 
@@ -139,6 +149,26 @@ def test_a_second_run_resumes_and_another_grid_adds(accuracy, tmp_path, monkeypa
     assert result.exit_code == 0, result.output
     assert measured == ["float-dense", "float-sys"]
     assert json.loads((tmp_path / "rows.json").read_text())[:1] == first
+
+
+def test_teams_on_the_command_line(accuracy, tmp_path):
+    result = accuracy(
+        "--method", "santapp,top-means", "--samples", 4, "--seeds", 2, "--block", 8, "--team", "2,4", "--sinks", 0,
+        "--sharing", "reuse", "--weights", "clipped", "--clip", 1.5,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(row["method"], row["teams"]["team"], row["seed"]) for row in rows] == [
+        *(("santapp", team, seed) for team in (2, 4) for seed in (0, 1)), ("top-means", 2, 0), ("top-means", 4, 0)
+    ]  # fmt: skip
+    assert rows[0]["teams"] == {"block": 8, "team": 2, "sharing": "reuse", "weights": "clipped", "exponent": 0.5,
+                                "clip": 1.5, "sinks": 0}  # fmt: skip
+    assert all(0.2 < row["kv_reads"] <= row["group_kv_reads"] < 1 for row in rows)
+    for word in ("S,k,M", "KV", "Group", "santapp", "top-means"):
+        assert word in result.stdout
+    drawn = run("report", tmp_path / "rows.json", "--plot", "reads.svg", "--x", "group_kv_reads")
+    assert drawn.exit_code == 0, drawn.output
+    assert (tmp_path / "reads.svg").exists()
 
 
 @pytest.mark.parametrize("method", ["dense", "float-dense", "dense,float-dense"])
@@ -194,6 +224,48 @@ def test_a_schedule_is_a_base_too(accuracy, tmp_path):
     assert "3 layers" in refused.stderr
 
 
+def test_budgets_by_layer(accuracy, tmp_path):
+    options = ["--method", "santa,float-sys", "--seeds", 1]
+    result = accuracy(*options, "--schedule", "4,16")
+    assert result.exit_code == 0, result.output
+    fixed, free = json.loads((tmp_path / "rows.json").read_text())
+    assert [layer["samples"] for layer in fixed["design"]["layers"]] == [4, 16] == free["schedule"]
+    assert fixed["samples"] is fixed["schedule"] is free["samples"] is free["design"] is None
+    assert "schedule" in result.stdout
+    assert [line.split(",")[:2] for line in result.stderr.splitlines() if ": KL" in line] == [
+        ["santa 4", "16"], ["float-sys 4", "16"],
+    ]  # fmt: skip
+    # The same budgets from files of both kinds are the same rows.
+    (tmp_path / "budgets.toml").write_text("[schedule]\nsamples = [4, 16]\n")
+    assert accuracy(*options, "--schedule", "budgets.toml").exit_code == 0
+    (tmp_path / "designs.toml").write_text(run("design", "--schedule", "4,16", "--toml").stdout)
+    assert accuracy(*options, "--schedule", "designs.toml").exit_code == 0
+    assert accuracy(*options, "--design", "designs.toml").exit_code == 0
+    assert json.loads((tmp_path / "rows.json").read_text()) == [fixed, free]
+    for method in ("santa", "float-sys"):
+        refused(accuracy("--method", method, "--schedule", "4", "--seeds", 1), "it misses layer 1")
+
+
+GSM8K = {"question": "What is 3 * 24?", "answer": "#### 72"}
+
+
+def test_a_task_with_data(accuracy, tmp_path, monkeypatch):
+    monkeypatch.setattr(gsm8k, "NEW_TOKENS", 6)
+    (tmp_path / "data.jsonl").write_text(json.dumps(GSM8K) + "\n")
+    options = ["--task", "gsm8k", "--data", "data.jsonl", "--trials", 1, "--text", None, "--window", None]
+    result = accuracy(*options, "--method", "santa", "--samples", 8, "--seeds", 1)
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads((tmp_path / "rows.json").read_text())
+    for name, kind in ROW.items():
+        assert isinstance(row[name], kind), (name, row[name])
+    assert (row["task"], row["phases"], row["trials"], row["text"]) == ("gsm8k", "decode", 1, "data.jsonl")
+    assert row["per_trial"][0]["answers"] == ["72"]
+    assert row["unique_rows"] <= 8
+    monkeypatch.setattr(gsm8k, "NEW_TOKENS", 2000)
+    refused(accuracy(*options, "--method", "dense", "--max-keys", 1025), "max_keys = 1025: at least the task's 2")
+    refused(accuracy(*options[:4], "--trials", 2, *options[6:]), "trials is 2; allowed: at most the data's 1 records")
+
+
 def test_wider_rows_widen_the_default_weight(accuracy, tmp_path):
     assert accuracy("--method", "dense", "--max-keys", 131072).exit_code == 0
     (row,) = json.loads((tmp_path / "rows.json").read_text())
@@ -214,7 +286,16 @@ def refused(result, message):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--task", "chess"], "--task 'chess': allowed are perplexity, needle, fwe"),
+        (["--task", "chess"], "--task 'chess': allowed are perplexity, needle, niah-multivalue, fwe, qa, gsm8k, mmlu"),
+        (["--task", "gsm8k", "--text", None, "--window", None], "--task gsm8k needs --data"),
+        (["--data", "x.jsonl"], "--data has no effect with --task perplexity"),
+        (["--task", "niah-multivalue", "--window", None, "--data", "x.jsonl"], "--data and --text: one of them"),
+        (["--task", "qa", "--text", None, "--window", None, "--data", "nowhere.jsonl"], "no such file"),
+        (["--schedule", "4,16", "--samples", "4"], "samples and schedule: one of them"),
+        (["--schedule", "4 16"], "'4 16' is no budget"),
+        (["--schedule", "4,12"], "layer 1 of the schedule: samples = 12: a power of two"),
+        (["--schedule", "nowhere.toml"], "nowhere.toml"),
+        (["--schedule", "4,16", "--method", "dense"], "schedule has no effect with method dense"),
         (["--task", "needle", "--phases", "never"], "--phases 'never': allowed are"),
         (["--method", "banana"], "method = 'banana'"),
         (["--method", ""], "method = ''"),
@@ -235,6 +316,13 @@ def refused(result, message):
         (["--phases", "both"], "--phases has no effect with --task perplexity"),
         (["--calibration", "x.npz", "--calibration-text", "y.txt"], "--calibration and --calibration-text"),
         (["--method", "float-sys", "--calibration", "x.npz"], "--calibration has no effect"),
+        (["--method", "santapp", "--samples", "100"], "samples = 100: at most 0, the teams of the task's 48 keys"),
+        (["--method", "santapp", "--team", "3"], "team = 3: a divisor of block = 128"),
+        (["--method", "santapp", "--block", "big"], "--block 'big': a whole number"),
+        (["--method", "santapp", "--weights", "clipped", "--clip", "much"], "--clip 'much': a number"),
+        (["--method", "santapp", "--clip", "2"], "clip has no effect with method santapp"),
+        (["--method", "top-teams", "--weights", "clipped"], "weights has no effect with method top-teams"),
+        (["--sharing", "own"], "sharing has no effect"),
         (["--window", "5000"], "max_keys = 4096"),
         (["--window", "1"], "window is 1"),
         (["--windows", "0"], "windows is 0"),
@@ -247,7 +335,7 @@ def refused(result, message):
         (["--dtype", "float7"], "float7"),
         (["--calibration", "nowhere.npz"], "nowhere.npz"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_line_and_code_2(accuracy, options, message):
     # Options of the fixture that would contradict the one under test are left out.

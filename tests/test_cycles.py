@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from santa_hw.cycles import Machine, cycles, sampler_cycles
+from santa_hw.cycles import Machine, cycles, sampler_cycles, step_cycles
 from santa_hw.datapath import Draw, Exponents, attend
 from santa_hw.design import Design
 from santa_hw.events import METHODS, SHAPES, Layout, Shape, Tally, analytic, workload
@@ -27,37 +27,41 @@ def made(method: str, shape: Shape, keys: int, machine: Machine, **options):
 def test_one_head_by_hand():
     """d = 8 on four lanes, 1000 keys, S = 16, one engine, a byte a cycle."""
     found = made("santa", Shape(1, 1, 8), 1000, SLOW_MEMORY, samples=16)
+    assert found.stages["query"] == 8
     assert found.stages["score"] == 1000 * 2
     assert found.stages["mass"] == 1000
     assert found.stages["offset"] == 32
     assert found.stages["sampler"] == 1016
-    assert found.stages["value"] == 16 * 2
+    assert found.stages["value"] == 16 * 2 and found.stages["output"] == 2
     assert found.stages["random words"] == 20
     assert found.stages["normalise"] == found.stages["selection"] == 0
     assert found.stages["key rows"] == 8000 and found.stages["append"] == 64
     # Sixteen rows of one burst of 32 bytes: 512 cycles to move; one at a time, 10 each to wait for: 160.
     assert found.stages["value rows"] == 512
     assert found.bound == "memory" and found.roofline == 8000 + 64 + 512
-    assert found.total == (8000 + 64) + 1000 + 32 + 1016 + 2 * 10
+    assert found.total == (8000 + 64) + 1000 + 32 + 1016 + 512 + 2 + 2 * 10
     assert found.seconds == pytest.approx(found.total / 1e9)
 
 
 def test_baselines_by_hand():
     fast = dataclasses.replace(SLOW_MEMORY, bandwidth_gb_s=1000.0, latency_ns=0.0)
     dense = made("dense", Shape(1, 1, 8), 1000, fast, samples=16)
-    # Scores, then weights and values in one pass; 8 + 4 + 1 bits of quotient on two groups of lanes.
-    assert dense.total == 2000 + 2000 + 2 * 13 and dense.bound == "score"
+    # Query, scores, then weights and values in one pass; on two groups of lanes 8 + 4 + 1 bits of quotient, and two.
+    assert dense.total == 8 + 2000 + 2000 + 2 * 15 and dense.bound == "engine"
     assert dense.stages["mass"] == 1000 and dense.stages["sampler"] == 0
     top = made("top-k", Shape(1, 1, 8), 1000, fast, samples=16)
     assert top.stages["mass"] == 16 and top.stages["value"] == 32
-    assert top.stages["selection"] == pytest.approx(1000 + 16 * (1 + np.log(1000 / 16)))
-    assert top.total == pytest.approx(2000 + 16 + max(32, top.stages["value rows"]) + 2 * 13)
+    assert top.stages["selection"] == 1000 + 16
+    assert top.total == pytest.approx(8 + 2000 + max(32, top.stages["value rows"]) + 2 * 15)
+    # A unit with a lane a feature takes scores as fast as the selection does, values faster than it lets go of keys.
+    wide = made("top-k", Shape(1, 1, 8), 1000, dataclasses.replace(fast, lanes=8, weights_per_cycle=4), samples=16)
+    assert wide.total == pytest.approx(8 + 1000 + max(16, wide.stages["value rows"]) + 15)
     half = made("dense-fp16", Shape(1, 1, 8), 1000, fast)
-    assert half.total == 2000 + 2000 + 8 + 2
+    assert half.total == 8 + 2000 + 2000 + 8 + 2
 
 
 def test_selection_mass_and_random_words_as_the_documents_state_them():
-    """N + insertions, 2 N where all are kept; min(k, N) / P; 20 a pair of words, 32 a word of the LFSR."""
+    """N + min(k, N); min(k, N) / P; 20 a pair of words, 32 a word of the LFSR."""
     machine = dataclasses.replace(SLOW_MEMORY, weights_per_cycle=4)
     kept = made("top-k", Shape(1, 1, 8), 100, machine, samples=128)
     assert kept.stages["selection"] == 200 and kept.stages["mass"] == 100 / 4
@@ -69,43 +73,76 @@ def test_selection_mass_and_random_words_as_the_documents_state_them():
         # A word a feature of the query beside the offset's.
         ternary = made("santa-ternary", Shape(1, 1, 8), 100, machine, design=design, samples=16)
         assert ternary.stages["random words"] == cycles_of(8) + cycles_of(1)
-        busy = sum(ternary.stages[phase] for phase in ("mass", "offset", "sampler"))
-        assert ternary.busy["weight"] == busy
+        phases = ("query", "score", "mass", "offset", "sampler", "value", "output")
+        assert ternary.busy["engine"] == sum(ternary.stages[phase] for phase in phases)
 
 
 def test_the_documents_speed_up_of_small_heads():
     dense, santa = (made(name, SHAPES["smollm2-135m"], 8192, Machine(), samples=64) for name in ("dense", "santa"))
-    assert round(dense.total / santa.total, 2) == 0.67
+    assert round(dense.total / santa.total, 2) == 0.65
 
 
-def test_waves_share_units():
-    """Four heads on one engine: a first wave, and three times the busiest unit."""
+def test_waves_follow_each_other_on_an_engine():
+    """Four heads on one engine: a first wave, and three times all phases of a head."""
     machine = dataclasses.replace(SLOW_MEMORY, bandwidth_gb_s=1000.0, latency_ns=0.0)
     one = made("santa", Shape(1, 1, 8), 1000, machine, samples=16)
     four = made("santa", Shape(4, 4, 8), 1000, machine, samples=16)
-    assert one.bound == four.bound == "weight"
-    assert four.total == pytest.approx(one.total + 3 * (1000 + 32 + 1016))
-    assert four.roofline == 4 * (1000 + 32 + 1016)
+    head = 8 + 2000 + 1000 + 32 + 1016 + 32 + 2
+    assert one.bound == four.bound == "engine"
+    assert one.total == head and four.total == pytest.approx(4 * head)
+    assert four.roofline == 4 * head
     many = made("santa", Shape(4, 4, 8), 1000, dataclasses.replace(machine, engines=4), samples=16)
     assert many.total == pytest.approx(one.total, rel=1e-2)
     layers = made("santa", Shape(4, 4, 8, layers=5), 1000, machine, samples=16)
     assert layers.total == pytest.approx(5 * four.total)
 
 
-def test_pipeline_formula_is_a_simulated_pipeline():
-    """Waves through units that each serve one wave at a time, in order: score, weight (mass to sampler), value."""
-    design, shape, waves = Design(samples=16, head_dim=32), Shape(6, 6, 32), 6
-    machine = Machine(engines=1, lanes=16, bandwidth_gb_s=1e6, latency_ns=0.0)
-    found = cycles(design, analytic(design, shape, 500), Layout(), machine, parallel_heads=6)
-    score, weight, value = 500 * 2, 500 + 32 + 516, 16 * 2
-    free = {"score": 0, "weight": 0}
-    end = 0
-    for _ in range(waves):
-        free["score"] += score
-        # The gather follows the sampler row by row; it is shorter and hides behind it.
-        free["weight"] = max(free["score"], free["weight"]) + weight
-        end = free["weight"] + max(0, value - 516)
-    assert found.total == pytest.approx(end, rel=1e-3)
+@pytest.mark.parametrize("bandwidth", [2.0, 8.0, 64.0])
+def test_the_formula_is_a_simulated_schedule(bandwidth):
+    """Engines that each take the next head when they are done, on one memory that serves one head's keys at a time."""
+    heads, engines = 64, 4
+    machine = Machine(engines=engines, lanes=16, bandwidth_gb_s=bandwidth, latency_ns=0.0)
+    design, shape = Design(samples=16, head_dim=32), Shape(heads, heads, 32)
+    found = cycles(design, analytic(design, shape, 500), Layout(), machine, parallel_heads=heads)
+    reading = (found.stages["key rows"] + found.stages["append"]) / heads
+    gather = found.stages["value rows"] / heads
+    memory, free = 0.0, [0.0] * engines
+    for _ in range(heads):
+        engine = min(range(engines), key=lambda e: free[e])
+        start = free[engine]
+        memory = max(memory, start) + reading + gather
+        scored = max(start + 32 + 500 * 2, memory)
+        free[engine] = scored + 500 + 32 + (500 + 16) + max(16 * 2, gather) + 2
+    # The formula holds a whole wave's keys back for its first phase: it is late by less than that.
+    assert max(free) <= found.total * 1.01 <= max(free) + engines * (reading + gather) + 0.02 * found.total
+
+
+@pytest.mark.parametrize("draw,words", [("stratified", 1), ("iid", 8)])
+@pytest.mark.parametrize("keys", [1, 33])
+def test_ternary_scores_take_a_pass_a_bit_plane(draw, words, keys):
+    """B = 8 has counts of four bits; the query takes a cycle a word."""
+    design = Design(scores="ternary", ternary_samples=8, ternary_draw=draw, head_dim=24, samples=4, rng_bits=16)
+    found = step_cycles(design, keys=keys, value_terms=4, lanes=8)
+    assert found == {
+        "query": 24 * words, "score": keys * 3 * 4, "mass": keys, "offset": 16, "sampler": keys + 4, "value": 12,
+        "output": 3,
+    }  # fmt: skip
+    assert all(isinstance(value, int) for value in found.values())
+
+
+@pytest.mark.parametrize("gather", ["repeated", "shift_add"])
+def test_a_step_adds_what_the_tally_adds(gather):
+    """The phases of a run's tally are those of `step_cycles` on its own numbers."""
+    design = Design(samples=16, head_dim=8, gather=gather)
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.normal(size=(1, 1, n, 8)) for n in (1, 60, 60))
+    e, draw = Exponents(np.full((1, 8), 2), np.full((1, 8), 2)), Draw(5, 0, np.zeros(1, int), np.zeros((1, 1), int))
+    result = attend(design, q, k, v, exponents=e, draw=draw, keep=["counts"])
+    counts = result.trace["counts"].ravel().tolist()
+    terms = sum(counts) if gather == "repeated" else sum(c.bit_count() for c in counts)
+    phases = step_cycles(design, keys=60, value_terms=terms, lanes=4)
+    found = cycles(design, result.tally, machine=SLOW_MEMORY, parallel_heads=1)
+    assert {phase: found.stages[phase] for phase in phases} == phases
 
 
 @pytest.mark.parametrize("sampler", ["systematic", "stratified", "iid"])

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from santa_hw.design import FIELDS, Design, Schedule, exp2_table, field_type, load_design
+from santa_hw.design import (
+    FIELDS,
+    Design,
+    Schedule,
+    budgets_text,
+    budgets_toml,
+    exp2_table,
+    field_type,
+    load_budgets,
+    load_design,
+)
 
 
 @pytest.mark.parametrize("frac", [0, 1, 2, 5, 8])
@@ -141,6 +151,63 @@ def test_schedule_round_trips_and_names_what_is_missing(tmp_path):
         load_design(path)
     path.write_text("[[layers]]\nlayers = 3\n")
     with pytest.raises(ValueError, match="layers = 3: a list of layer numbers"):
+        load_design(path)
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=40))
+def test_budgets_round_trip_as_text_and_as_files(tmp_path_factory, budgets):
+    assert load_budgets(budgets_text(budgets)) == tuple(budgets)
+    path = tmp_path_factory.mktemp("budgets") / "budgets.toml"
+    path.write_text(budgets_toml(budgets))
+    assert load_budgets(str(path)) == tuple(budgets)
+    top_k = Design(method="top-k", q_bits=6).with_samples(budgets)
+    assert [design.samples for design in top_k.designs] == budgets
+    assert {design.q_bits for design in top_k.designs} == {6}
+    path.write_text(top_k.to_toml())
+    assert load_design(path) == top_k
+    assert load_budgets(str(path)) == tuple(budgets)
+
+
+def test_budgets_as_text():
+    assert load_budgets("16x10, 64x20") == (16,) * 10 + (64,) * 20
+    assert load_budgets("4") == (4,)
+    assert budgets_text([4, 4, 4, 8, 4]) == "4x3,8,4"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "16x", "x3", "16x0", "0x3", "-1", "1.5", "16x10,", "1e3", "16*10", "１６", "4x99999999999"]
+)
+def test_text_that_is_no_schedule(text):
+    with pytest.raises(ValueError, match=r"schedule .* is no budget; 16x10,64x20 or a \.toml file"):
+        load_budgets(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[schedule]\n", "[schedule]\nsamples = 4\n", "[schedule]\nsamples = []\n", "[schedule]\nsamples = [0]\n",
+        "[schedule]\nsamples = [true]\n", "[schedule]\nsamples = [4]\nbits = 3\n", "schedule = 3\n", "[design]\n",
+        "[schedule]\nsamples = [4]\n[design]\n", "[[layers]]\nlayers = [0, 2]\n", "samples = [",
+    ],
+)  # fmt: skip
+def test_files_that_are_no_schedule(text, tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"broken\.toml"):
+        load_budgets(str(path))
+
+
+def test_budgets_that_do_not_fit_a_design():
+    with pytest.raises(ValueError, match="layer 1 of the schedule: samples = 12: a power of two"):
+        Design().with_samples([16, 12])
+    with pytest.raises(ValueError, match="schedule has 1 layers: the design's 2 are allowed"):
+        Schedule((Design(), Design())).with_samples([4])
+
+
+def test_budgets_alone_are_no_design(tmp_path):
+    path = tmp_path / "budgets.toml"
+    path.write_text(budgets_toml([4, 8]))
+    with pytest.raises(ValueError, match=r"'schedule' is unknown here.*--schedule takes it"):
         load_design(path)
 
 

@@ -45,6 +45,7 @@ def test_holds(formal, name, tmp_path):
     [
         ("sampler", "!next[ResidualBits-1];", "!next[ResidualBits-1] && next != 0;"),
         ("sampler", "total_d    = total;", "total_d    = total_q;"),
+        ("sampler", "if (!complete || drawn_ready_i) begin", "if (complete && drawn_ready_i) begin"),  # it stands still
         ("gather", "if (in_take) done_q <= '0;", "if (in_take) done_q <= CountBits'(in_last_i);"),
         ("shift", "assign in_ready_o = !out_valid_o || out_ready_i;", "assign in_ready_o = 1'b1;"),
         ("query", "assign take = join_valid && (room || !last_word);", "assign take = query_valid_i;"),

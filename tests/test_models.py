@@ -576,6 +576,33 @@ def test_float_methods_count_rows(name, seed):
         models.float_method("float-magic", 4)
 
 
+@pytest.mark.parametrize("name", ["float-sys", "float-top-k"])
+def test_a_float_method_may_have_a_budget_for_each_layer(name, seed):
+    loaded = tiny()
+
+    def run(samples):
+        rows = {}
+        hook = models.float_method(name, samples, seed=3)
+
+        def spy(call):
+            before = hook.tally.unique_rows
+            output = hook(call)
+            rows[call.layer] = hook.tally.unique_rows - before
+            return output
+
+        with models.attention(loaded, spy):
+            return prefill_logits(loaded, seed), rows
+
+    logits, rows = run((2, 7))
+    steps = 2 * 4 * 12
+    assert rows[0] <= 2 * steps < rows[1] <= 7 * steps
+    same, _ = run((7, 7))
+    assert torch.equal(same, run(7)[0])
+    assert not torch.equal(same, logits)
+    with pytest.raises(ValueError, match="schedule has 1 layers: it misses layer 1"):
+        run((2,))
+
+
 # ----------------------------------------------------------------------------------------------------
 # Calibration.
 

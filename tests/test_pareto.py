@@ -321,7 +321,7 @@ def test_rows_of_another_setting_do_not_compete(column):
 
 
 def test_the_setting_is_the_identity_of_a_row_without_its_design():
-    assert {*SETTING, "method", "samples", "design", "seed"} == set(IDENTITY)
+    assert {*SETTING, "method", "samples", "schedule", "design", "teams", "seed"} == set(IDENTITY)
 
 
 def test_no_points_have_no_equal_accuracy():

@@ -27,6 +27,7 @@ def rows_of(points, kl=lambda point: 0.5 / (point.samples or 100), **setting):
         rows.append(
             {
                 "method": point.method, "samples": point.samples, "seed": point.seed,
+                "schedule": point.schedule and list(point.schedule),
                 "design": point.design and point.design.to_dict(), **shared, "calibration_sha256": None,
                 "perplexity": math.exp(2.5), "kl_to_dense": kl(point) * (1.5 + point.seed), "top1_agreement": 0.9,
                 "accuracy": None, "unique_rows": 10.0 + point.seed, "saturations": 3, "lost_mass": 1e-4,
@@ -52,6 +53,24 @@ def text_of(rows):
     stream = io.StringIO()
     Console(file=stream, width=160).print(table(rows))
     return stream.getvalue()
+
+
+@pytest.mark.parametrize("method", ["float-sys", "santa"])
+def test_schedules_are_told_apart_from_each_other_and_from_one_budget(method, tmp_path):
+    plain = grid(Design(), [], methods=[method], samples=[16, 64], seeds=range(2))
+    first, second = (grid(Design(), [], methods=[method], schedule=s, seeds=range(2)) for s in ((4, 64), (64, 4)))
+    assert "schedule" not in varying(summarise(rows_of(plain)))
+    for points in (plain + first, plain + first + second):
+        groups = summarise(rows_of(points))
+        names = varying(groups)
+        assert "schedule" in names
+        assert {group.seeds for group in groups} == {2}
+        labels = [label(group, names) for group in groups]
+        assert labels[:2] == [method] * 2
+        assert len(set(labels[2:])) == len(groups) - 2
+        assert all("schedule" in text for text in labels[2:])
+        assert "schedule" in text_of(rows_of(points))
+    plot(rows_of(plain + first + second), tmp_path / "plot.svg")
 
 
 def test_seeds_come_together_and_nothing_else_does():
@@ -161,6 +180,25 @@ def test_divergence_against_samples_on_log_axes(monkeypatch):
     assert bars["santa"] == ([16, 64, 256], pytest.approx([1.25 / s for s in (16, 64, 256)]))
     assert flat == {"dense": pytest.approx(0.0075)}
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["16", "64", "256"]
+
+
+def test_divergence_against_kv_reads_a_line_for_each_design(monkeypatch):
+    axes = [[{"sharing": "own"}, {"sharing": "reuse"}]]
+    points = grid(Design(), [], methods=["santapp", "float-sys"], samples=[8, 16], team_axes=axes)
+    rows = rows_of(points)
+    for row, point in zip(rows, points, strict=True):
+        row |= {"teams": point.teams and point.teams.to_dict(), "kv_reads": point.samples / 100}
+        row["group_kv_reads"] = 2 * row["kv_reads"] if point.teams else None
+    bars, flat = curves(axes := drawn(monkeypatch, rows, x="group_kv_reads"))
+    assert bars == {
+        "santapp, sharing own": ([0.16, 0.32], pytest.approx([0.75 / 8, 0.75 / 16])),
+        "santapp, sharing reuse": ([0.16, 0.32], pytest.approx([0.75 / 8, 0.75 / 16])),
+    }
+    assert set(flat) == {"float-sys"} and "share of dense" in axes.get_xlabel()
+    assert curves(drawn(monkeypatch, rows, x="kv_reads"))[0]["float-sys"][0] == [0.08, 0.16]
+    text = text_of(rows)
+    assert all(word in text for word in ("S,k,M", "KV", "Group", "sharing"))
+    assert "Group" not in text_of(rows_of(DEFAULT))
 
 
 def test_divergence_against_bits_a_line_for_each_budget(monkeypatch):

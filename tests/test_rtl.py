@@ -353,7 +353,10 @@ def test_cosim_shows_the_first_difference(app: typer.Typer, simulator: str, tmp_
     "line,told",
     [
         ("cosim masss", "error: block 'masss' is unknown"),
-        ("cosim --dut x.sv", "error: --dut and --parameter: name the block"),
+        ("cosim --dut x.sv", "error: --dut, --parameter and --captured: name the block"),
+        ("cosim mass --captured x.npz", "error: --captured with block mass: santa_decode is allowed"),
+        ("cosim santa_decode --captured none.npz", "error: capture 'none.npz': no such file; run santa-hw capture"),
+        ("cosim santa_decode --captured x --design y", "error: --design and --captured: one of them"),
         ("cosim mass --top x", "error: --top has no effect without --dut"),
         ("cosim mass --parameter x", "error: --parameter 'x': NAME=VALUE"),
         ("cosim mass --design nowhere.toml", "error: design file nowhere.toml"),

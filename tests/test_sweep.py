@@ -104,9 +104,28 @@ def test_a_schedule_is_a_base_like_any_other():
     assert is_random(point.method, point.design)
 
 
+def test_a_schedule_of_budgets():
+    (fixed, free, dense) = grid(Design(v_bits=6), [], methods=["santa", "float-sys", "dense"], schedule=(4, 16))
+    assert (fixed.method, fixed.samples, fixed.schedule) == ("santa", None, None)
+    assert [(layer.samples, layer.v_bits) for layer in fixed.design.designs] == [(4, 6), (16, 6)]
+    assert free == Point("float-sys", None, None, 0, (4, 16))
+    assert str(free) == "float-sys 4,16"
+    assert (dense.method, dense.design.samples) == ("dense", 64)
+    (any_number,) = grid(Design(), [], methods=["float-santa"], schedule=(12, 12))
+    assert (any_number.samples, any_number.schedule) == (12, (12, 12))
+    # A base whose layers differ in their budgets hands them on.
+    base = Schedule((Design(samples=4), Design(samples=16)))
+    assert grid(base, [], methods=["float-sys"]) == [free]
+    assert grid(base, [], methods=["float-sys"], samples=[8]) == [Point("float-sys", 8, None, 0)]
+
+
 @pytest.mark.parametrize(
     "axes, options, message",
     [
+        ([], {"methods": ["santa"], "schedule": [16, 12]}, "layer 1 of the schedule: samples = 12: a power of two"),
+        ([], {"methods": ["float-sys"], "schedule": [4, 0]}, "samples = 0: 1 or more"),
+        ([], {"methods": ["dense", "float-dense"], "schedule": [4]}, "schedule has no effect with method dense"),
+        ([], {"methods": ["float-sys"], "schedule": [4], "samples": [4]}, "samples and schedule: one of them"),
         ([], {"methods": ["santa"], "samples": [12]}, "samples = 12: a power of two"),
         ([], {"methods": ["float-sys"], "samples": [0]}, "samples = 0: 1 or more"),
         ([], {"methods": ["banana"]}, "method = 'banana': allowed are santa, top-k, dense, float-dense"),
@@ -259,7 +278,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
 COLUMNS = {
     "task", "model_identity", "dtype", "text_sha256", "calibration_sha256", "windows", "window", "context",
-    "needles", "trials", "phases", "method", "samples", "design", "seed", "version",
+    "needles", "trials", "phases", "method", "samples", "schedule", "design", "teams", "seed", "version",
 }  # fmt: skip
 
 
@@ -346,6 +365,39 @@ def test_another_setting_is_measured_again(tmp_path, loaded):
     sweep.run(loaded, task, other, FLOATS[:1], Rows(path))
     assert len(task.hooks) == 1
     assert [r["window"] for r in read_rows(path)] == [8, 9]
+
+
+@pytest.mark.parametrize("method", ["float-sys", "top-k"])
+def test_a_schedule_that_does_not_fit_the_model(tmp_path, loaded, method):
+    task = Fake()
+    for schedule, message in [
+        ((4,), "1 layers: it misses layer 1; the model's 2"),
+        ((4,) * 3, "3 layers: the model's"),
+    ]:
+        points = grid(Design(), [], methods=[method], schedule=schedule)
+        with pytest.raises(ValueError, match=f"schedule has {message}"):
+            sweep.run(loaded, task, SETTING, points, Rows(tmp_path / "r.json"))
+    assert (task.hooks, task.prepared) == ([], 0)
+
+
+def test_rows_of_schedules_resume_and_are_told_apart(tmp_path, loaded):
+    text, rows = tmp_path / "text.txt", Rows(tmp_path / "r.json")
+    text.write_text(tiny.prose(3))
+    task, setting = sweep.open_task(loaded, "perplexity", text=str(text), windows=1, window=40)
+
+    def kls(**options):
+        points = grid(Design(), [], methods=["float-sys"], **options)
+        return [row["kl_to_dense"] for row in sweep.run(loaded, task, setting, points, rows)]
+
+    (low,), (high,), (plain,) = kls(schedule=(2, 32)), kls(schedule=(32, 2)), kls(samples=[32])
+    assert plain < min(low, high)
+    assert low != high
+    assert kls(schedule=(2, 32)) == [low]
+    # The same budget everywhere: another row, the same result.
+    assert kls(schedule=(32, 32)) == [plain]
+    assert [(row["samples"], row["schedule"]) for row in read_rows(tmp_path / "r.json")] == [
+        (None, [2, 32]), (None, [32, 2]), (32, None), (32, [32, 32]),
+    ]  # fmt: skip
 
 
 def test_rows_of_every_kind_of_method(tmp_path, loaded):

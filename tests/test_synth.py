@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from santa_hw import assets, synth
+from santa_hw import assets, fpga, synth
+from santa_hw.cli import app
 from santa_hw.design import Design
 
 DESIGNS = [
@@ -54,13 +57,27 @@ def planted(tmp_path_factory: pytest.TempPathFactory):
     return plant
 
 
+@pytest.fixture
+def both(tmp_path: Path) -> Path:
+    """A module with a memory and a product."""
+    file = tmp_path / "both.sv"
+    file.write_text(
+        "module both(input logic clk_i, input logic we_i, input logic [9:0] at_i, input logic [15:0] a_i, b_i,\n"
+        "            output logic [15:0] read_o, product_o);\nlogic [15:0] memory [1024];\n"
+        "always_ff @(posedge clk_i) begin\n  if (we_i) memory[at_i] <= a_i;\n  read_o <= memory[at_i];\n"
+        "  product_o <= a_i * b_i;\nend\nendmodule\n"
+    )
+    return file
+
+
 @pytest.mark.parametrize("design", DESIGNS, ids=["default", "narrow", "wide"])
 @pytest.mark.parametrize("block", synth.blocks())
 def test_no_multiplier_and_exactly_the_stated_adders(block, design):
     found = synth.netlist(block, design=design)
-    assert found.multipliers == {}
+    assert found.multipliers == synth.expected_multipliers(block, design)
     assert found.adders == synth.expected_adders(block, design)
     assert found.rom_bits == synth.expected_rom_bits(block, design)
+    assert found.memory_bits == synth.expected_memory_bits(block, design)
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 64])
@@ -117,6 +134,15 @@ def test_yosys_own_words(tmp_path):
         synth.netlist("broken", files=[tmp_path / "broken.sv"])
 
 
+def test_a_memory_is_neither_table_nor_gates(both):
+    found = synth.netlist("softmax_attention", parameters={"Lanes": 1})
+    assert found.memory_bits == 4096 * (16 + 1)
+    assert found.rom_bits == synth.expected_rom_bits("exp2_weight", Design())
+    found = synth.netlist("both", files=[both], mapped=True)
+    assert found.memory_bits == 1024 * 16
+    assert sum(n for cell, n in found.gates.items() if "DFF" in cell) == 32  # what was read, and the product
+
+
 def test_report():
     found = [synth.netlist("offset_scale", mapped=True)]
     assert found[0].to_dict()["multipliers"] == {}
@@ -130,3 +156,51 @@ def test_a_library_gives_area(tmp_path):
     assert found.gates["DFFR"] >= found.register_bits  # a state machine may be recoded
     assert found.area == sum(areas[cell] * n for cell, n in found.gates.items())
     assert found.depth is None
+
+
+# On an FPGA
+
+
+@pytest.fixture
+def _nextpnr() -> None:
+    if (reason := fpga.missing("ecp5")) is not None:
+        (pytest.fail if "CI" in os.environ else pytest.skip)(reason)
+
+
+@pytest.mark.usefixtures("_nextpnr")
+def test_a_block_is_placed_without_what_it_stands_between(tmp_path):
+    """A small module with known hardware: a register, an adder before it; its ports' registers are not counted."""
+    (tmp_path / "sum.sv").write_text(
+        "module sum(input logic clk_i, rst_ni, input logic [7:0] a_i, b_i, output logic [7:0] sum_o);\n"
+        "always_ff @(posedge clk_i or negedge rst_ni) if (!rst_ni) sum_o <= '0; else sum_o <= a_i + b_i;\nendmodule\n"
+    )
+    found = fpga.place("sum", files=[tmp_path / "sum.sv"])
+    assert (found.flip_flops, found.multipliers, found.block_rams) == (8, 0, 0)
+    assert 8 <= found.luts <= 20  # the carry chain, in pairs of LUTs, and its ends
+    assert 100 < found.fmax_mhz < 800
+
+
+@pytest.mark.usefixtures("_nextpnr")
+def test_a_memory_and_a_product_become_hard_blocks(both):
+    found = fpga.place("both", files=[both])
+    assert found.multipliers == 1 and found.block_rams == 1
+
+
+def test_fpga_bad_input(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="fpga = 'virtex': allowed are ecp5"):
+        fpga.place("mass", "virtex")
+    monkeypatch.setitem(fpga.FAMILIES, "ecp5", ("no_such_nextpnr", *fpga.FAMILIES["ecp5"][1:]))
+    with pytest.raises(ValueError, match=r"nextpnr is not installed: pip install 'santa-hw\[fpga\]'"):
+        fpga.place("mass")
+    done = CliRunner().invoke(app, ["synth", "mass", "--fpga", "ecp5", "--liberty", "x.lib"])
+    assert done.exit_code == 2 and "--liberty has no effect with --fpga: leave it out" in done.output
+
+
+@pytest.mark.usefixtures("_nextpnr")
+def test_the_command_places_a_block(tmp_path):
+    file = tmp_path / "placed.json"
+    done = CliRunner().invoke(app, ["synth", "ternary_query", "--fpga", "ecp5", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(file.read_text())["blocks"]
+    assert (row["block"], row["family"], row["flip_flops"], row["multipliers"]) == ("ternary_query", "ecp5", 6, 0)
+    assert f"{row['fmax_mhz']:.0f}" in done.output

@@ -234,10 +234,10 @@ def _prepare(
         raise ValueError(f"k has {keys} keys: at most max_keys = {design.max_keys} are allowed")
     lengths = _check_lengths(lengths, mask, batch, rows, keys)
     sequence, position = _check_draw(draw, batch, rows)
-    drawn = _words(design, draw, sequence, position, heads)
+    drawn = offset_words(design, draw, sequence, position, heads)
     factors = codes.q
     if design.scores == "ternary":
-        query_words = _ternary_words(design, draw, sequence, position, heads, kv_heads)
+        query_words = ternary_words(design, draw, sequence, position, heads, kv_heads)
         factors = score_stage.ternary_counts(design, codes.q, query_words)
     kept = {
         name: np.zeros((batch, heads, rows, keys if name in keep else 0), dtype=dtype)
@@ -305,7 +305,7 @@ def _check_draw(draw: Draw, batch: int, rows: int) -> tuple[NDArray[np.int64], N
     return sequence[:, None, None], position[:, None, :]
 
 
-def _words(
+def offset_words(
     design: Design, draw: Draw, sequence: NDArray[Any], position: NDArray[Any], heads: int
 ) -> NDArray[np.uint32]:
     """The sampler's words, uint32 (B, H, T, words a step)."""
@@ -322,7 +322,7 @@ def _words(
     )
 
 
-def _ternary_words(
+def ternary_words(
     design: Design, draw: Draw, sequence: NDArray[Any], position: NDArray[Any], heads: int, kv_heads: int
 ) -> NDArray[np.uint32]:
     """The ternary query's words, uint32 (B, H, T, d) or (B, H, T, d, B); a shared draw is its group's first head's."""

@@ -34,7 +34,7 @@ class Decoding:
     Attributes
     ----------
     name : str
-        `needle` or `fwe`.
+        `needle`, `niah-multivalue`, `fwe`, `qa`, `gsm8k` or `mmlu`.
     trials : sequence of Trial
         Trial i decodes as sequence i, so no two trials share a random word.
     score : (reply, answers) -> float
@@ -56,6 +56,11 @@ class Decoding:
     def token_windows(self) -> list[np.ndarray]:
         """What calibration may not have seen."""
         return [np.asarray(trial.prompt, dtype=np.int64) for trial in self.trials]
+
+    @property
+    def keys(self) -> int:
+        """Most keys that a decode step may see: the longest prompt and its reply."""
+        return max(len(trial.prompt) for trial in self.trials) + self.new_tokens
 
     @property
     def preparations(self) -> int:
@@ -130,5 +135,28 @@ def check_context(loaded: LoadedModel, context: int, new_tokens: int, trials: in
     check_positions(loaded, "context", context)
     if context <= new_tokens:
         raise ValueError(f"context is {context}; allowed: more than the {new_tokens} tokens kept for the reply")
+    check_trials(trials)
+
+
+def check_trials(trials: int) -> None:
+    """Refuse a task of no prompts."""
     if trials < 1:
         raise ValueError(f"trials is {trials}; allowed: 1 or more")
+
+
+def first_records(records: Sequence[dict[str, Any]], trials: int, fields: Sequence[str]) -> Sequence[dict[str, Any]]:
+    """The first `trials` records, each of which must have these fields."""
+    check_trials(trials)
+    if trials > len(records):
+        raise ValueError(f"trials is {trials}; allowed: at most the data's {len(records)} records")
+    for index, record in enumerate(records[:trials]):
+        for field in fields:
+            if field not in record:
+                raise ValueError(f"record {index}: {field!r} is missing; allowed: records with {', '.join(fields)}")
+    return records[:trials]
+
+
+def check_reply(loaded: LoadedModel, trials: Sequence[Trial], new_tokens: int) -> None:
+    """Refuse prompts that leave no room for the reply."""
+    for index, trial in enumerate(trials):
+        check_positions(loaded, f"prompt and reply of record {index}", len(trial.prompt) + new_tokens)

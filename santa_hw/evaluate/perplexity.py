@@ -139,6 +139,11 @@ class Perplexity:
         return self.tokens
 
     @property
+    def keys(self) -> int:
+        """Most keys that a decode step sees: the window."""
+        return int(self.tokens.shape[1])
+
+    @property
     def preparations(self) -> int:
         """How many times `prepare` calls its `tick`."""
         return len(self.tokens)

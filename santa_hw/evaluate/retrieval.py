@@ -23,6 +23,7 @@ INTRODUCTION = (
     "I will quiz you about the numbers afterwards.\n\n"
 )
 NEEDLE = "One of the special magic numbers for {city} is: {number}."
+VALUES = 4
 QUESTION = "\n\nWhat {verb} the special magic number{plural} for {cities} mentioned in the provided text?"
 
 
@@ -35,9 +36,10 @@ def needle(
     trials: int = 12,
     phases: str = "decode",
     seed: int = 0,
+    one_key: bool = False,
 ) -> Decoding:
     """
-    The task `needle`.
+    The task `needle`; with `one_key`, RULER's `niah-multivalue`: all numbers are one city's.
 
     Parameters
     ----------
@@ -68,7 +70,7 @@ def needle(
         generator = np.random.default_rng((seed, trial))
         # Trials sweep the depth evenly; several needles of a trial lie evenly apart.
         depths = [((trial + 0.5) / trials + place / needles) % 1 for place in range(needles)]
-        facts = _facts(generator, needles)
+        facts = _facts(generator, needles, one_key)
         room = context - new_tokens - len(chat(loaded.tokenizer, message([], facts, depths)))
         filler = _filler(loaded.tokenizer, sentences, tokens, room, generator)
         prompt = chat(loaded.tokenizer, message(filler, facts, depths))
@@ -77,7 +79,7 @@ def needle(
             filler = [*filler[:-1], *filter(None, [filler[-1].rpartition(" ")[0]])]
             prompt = chat(loaded.tokenizer, message(filler, facts, depths))
         built.append(Trial(tuple(prompt), tuple(number for _, number in facts), tuple(depths)))
-    return Decoding(loaded, "needle", built, score, new_tokens, phases)
+    return Decoding(loaded, "niah-multivalue" if one_key else "needle", built, score, new_tokens, phases)
 
 
 def score(reply: str, answers: Sequence[str]) -> float:
@@ -115,15 +117,18 @@ def message(sentences: Sequence[str], facts: Sequence[tuple[str, str]], depths: 
         lines += [*sentences[start:place], NEEDLE.format(city=city, number=number)]
         start = place
     lines += sentences[start:]
-    cities = [city for city, _ in facts]
+    cities = list(dict.fromkeys(city for city, _ in facts))
     names = cities[0] if len(cities) == 1 else ", ".join(cities[:-1]) + " and " + cities[-1]
-    several = len(cities) > 1
-    question = QUESTION.format(verb="are" if several else "is", plural="s" if several else "", cities=names)
+    several = len(facts) > 1
+    verb = "are all" if len(cities) < len(facts) else "are" if several else "is"
+    question = QUESTION.format(verb=verb, plural="s" if several else "", cities=names)
     return INTRODUCTION + " ".join(lines) + question
 
 
-def _facts(generator: np.random.Generator, needles: int) -> list[tuple[str, str]]:
+def _facts(generator: np.random.Generator, needles: int, one_key: bool) -> list[tuple[str, str]]:
     cities = generator.choice(CITIES, size=needles, replace=False)
+    if one_key:
+        cities[:] = cities[0]
     numbers: list[str] = []
     while len(numbers) < needles:
         number = str(generator.integers(10 ** (DIGITS - 1), 10**DIGITS))

@@ -15,7 +15,7 @@ from santa_hw.events.operation import (
     traffic,
     value_element,
 )
-from santa_hw.events.tally import Tally, total
+from santa_hw.events.tally import Tally, TeamTally, total
 from santa_hw.events.workloads import (
     METHODS,
     SHAPES,
@@ -38,6 +38,7 @@ __all__ = [
     "Operation",
     "Shape",
     "Tally",
+    "TeamTally",
     "Workload",
     "analytic",
     "bounded",

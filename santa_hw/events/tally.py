@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Tally:
     saturated_output: int = 0
     lost_mass: float = 0.0
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(Tally)})
+    def __add__(self, other: Self) -> Self:
+        return type(self)(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)})
 
     @property
     def saturations(self) -> dict[str, int]:
@@ -91,9 +92,46 @@ class Tally:
         return self.lost_mass / max(1, self.live_steps)
 
     @property
+    def kv_reads(self) -> float:
+        """Key and value rows that head steps read, as a share of all that they see: every key, the values drawn.
+
+        A key counts whole, whatever share of its features is read.
+        """
+        return (self.visible_keys + self.unique_rows) / max(1, 2 * self.visible_keys)
+
+    @property
+    def group_kv_reads(self) -> float:
+        """The same for group steps, after the union over a group's heads."""
+        return (self.group_keys + self.group_rows) / max(1, 2 * self.group_keys)
+
+    @property
     def features_read(self) -> float:
         """Share of the key features of the visible rows that were read, after the group's union."""
         return self.feature_reads / max(1, self.key_features)
+
+
+@dataclass(frozen=True)
+class TeamTally(Tally):
+    """A tally of steps that score what stands for teams of keys, and not every key.
+
+    Parameters
+    ----------
+    key_rows, group_key_rows : int
+        Key rows read, summed over head steps, and over group steps after the group's union.
+    """
+
+    key_rows: int = 0
+    group_key_rows: int = 0
+
+    @property
+    def kv_reads(self) -> float:
+        """Key and value rows that head steps read, as a share of all that they see."""
+        return (self.key_rows + self.unique_rows) / max(1, 2 * self.visible_keys)
+
+    @property
+    def group_kv_reads(self) -> float:
+        """The same for group steps, after the union over a group's heads."""
+        return (self.group_key_rows + self.group_rows) / max(1, 2 * self.group_keys)
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

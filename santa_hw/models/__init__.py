@@ -15,10 +15,12 @@ Attention is plugged in through transformers' own extension point, so any model 
 
 from santa_hw.models.attention import AttentionHook, Call, attention, dense
 from santa_hw.models.calibration import Calibration, calibrate
+from santa_hw.models.capture import capture
 from santa_hw.models.defaults import CALIBRATION_TEXT, DEFAULT_MODEL, EVALUATION_TEXT, TEXTS, fetch
 from santa_hw.models.download import FetchError, cache_dir
 from santa_hw.models.loading import LoadedModel, from_model, load
-from santa_hw.models.methods import FixedPoint, FloatMethod, fixed_point, float_method
+from santa_hw.models.methods import FixedPoint, FloatMethod, TeamMethod, fixed_point, float_method, team_method
+from santa_hw.models.records import load_records
 from santa_hw.models.texts import load_text
 
 __all__ = [
@@ -33,14 +35,18 @@ __all__ = [
     "FixedPoint",
     "FloatMethod",
     "LoadedModel",
+    "TeamMethod",
     "attention",
     "cache_dir",
     "calibrate",
+    "capture",
     "dense",
     "fetch",
     "fixed_point",
     "float_method",
     "from_model",
     "load",
+    "load_records",
     "load_text",
+    "team_method",
 ]

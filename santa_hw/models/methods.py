@@ -1,7 +1,8 @@
-"""Hooks that compute attention: the fixed-point datapath, and the float64 reference methods."""
+"""Hooks that compute attention: the fixed-point datapath, the float64 reference methods, and SANTA++."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ from numpy.typing import NDArray
 
 from santa_hw.datapath import Draw, attend
 from santa_hw.design import Design, DesignLike, Schedule
-from santa_hw.events import Tally, total
+from santa_hw.events import Tally, TeamTally, total
 from santa_hw.models.attention import Call
 from santa_hw.models.calibration import Calibration
 from santa_hw.models.loading import LoadedModel
-from santa_hw.reference import METHODS
+from santa_hw.reference import METHODS, TEAM_METHODS, Teams, form_teams
 from santa_hw.rng import STREAM_BITS
+from santa_hw.team_design import TeamDesign
 
 
 class FixedPoint:
@@ -47,17 +49,17 @@ class FixedPoint:
     def __call__(self, call: Call) -> torch.Tensor:
         if call.q.device.type == "cuda":
             return self._on_gpu(call)
-        draw = Draw(self.seed, call.layer, _array(call.sequence), _array(call.position))
+        draw = Draw(self.seed, call.layer, as_array(call.sequence), as_array(call.position))
         result = attend(
             self._designs[call.layer],
-            _array(call.q),
-            _array(call.k),
-            _array(call.v),
+            as_array(call.q),
+            as_array(call.k),
+            as_array(call.v),
             exponents=self._exponents[call.layer],
             draw=draw,
             scale=call.scale,
-            lengths=_array(call.lengths),
-            mask=None if call.mask is None else _array(call.mask),
+            lengths=as_array(call.lengths),
+            mask=None if call.mask is None else as_array(call.mask),
         )
         self._tallies[call.layer] += result.tally
         return torch.from_numpy(result.output)
@@ -137,7 +139,7 @@ def _fit(design: Design, loaded: LoadedModel, layer: int) -> Design:
 class FloatMethod:
     """Attention hook: a float64 reference method. Made by :func:`float_method`."""
 
-    def __init__(self, name: str, samples: int, seed: int = 0) -> None:
+    def __init__(self, name: str, samples: int | Sequence[int], seed: int = 0) -> None:
         if name not in METHODS:
             raise ValueError(f"method {name!r}: {', '.join(METHODS)} are allowed")
         self.name = name
@@ -152,12 +154,19 @@ class FloatMethod:
             *(x.to("cpu", torch.float64) for x in (call.q, call.k, call.v)),
             scale=call.scale,
             mask=visible[:, None],
-            samples=self.samples,
+            samples=self._budget(call.layer),
             generator=self._generator,
         )
         read = visible[:, None].expand(*output.shape[:3], -1) if counts is None else counts > 0
         self._tally += _row_tally(visible, read, call.k.shape[1])
         return output
+
+    def _budget(self, layer: int) -> int:
+        if isinstance(self.samples, int):
+            return self.samples
+        if layer >= len(self.samples):
+            raise ValueError(f"schedule has {len(self.samples)} layers: it misses layer {layer}")
+        return self.samples[layer]
 
     @property
     def tally(self) -> Tally:
@@ -170,13 +179,97 @@ class FloatMethod:
         self._generator = torch.Generator().manual_seed(self.seed)
 
 
-def float_method(name: str, samples: int, seed: int = 0) -> FloatMethod:
+def float_method(name: str, samples: int | Sequence[int], seed: int = 0) -> FloatMethod:
     """A hook that runs a model's attention through a method of :data:`santa_hw.reference.METHODS`.
 
-    Its random numbers come from one generator in the order of the calls, not from the contract's counters:
-    equal calls in equal order give equal outputs.
+    `samples` is one budget, or one for each layer. Random numbers come from one generator in the order of the calls,
+    not from the contract's counters: equal calls in equal order give equal outputs.
     """
     return FloatMethod(name, samples, seed)
+
+
+class TeamMethod:
+    """Attention hook: SANTA++ or a baseline beside it, in float64. Made by :func:`team_method`.
+
+    Teams are formed once: a call whose keys begin with those of the layer's last call keeps the teams of the blocks
+    that were full, and forms those of the blocks that have filled since.
+    """
+
+    def __init__(self, name: str, samples: int, design: TeamDesign | None = None, seed: int = 0) -> None:
+        if name not in TEAM_METHODS:
+            raise ValueError(f"method {name!r}: {', '.join(TEAM_METHODS)} are allowed")
+        self.name = name
+        self.samples = samples
+        self.design = TeamDesign() if design is None else design
+        self.seed = seed
+        self._method = TEAM_METHODS[name]
+        self._blocks: dict[int, tuple[torch.Tensor, Teams]] = {}
+        self.reset()
+
+    def __call__(self, call: Call) -> torch.Tensor:
+        visible = call.visible().cpu()
+        q, k, v = (x.to("cpu", torch.float64) for x in (call.q, call.k, call.v))
+        output, reads = self._method(
+            q, k, v,
+            scale=call.scale,
+            mask=visible[:, None],
+            samples=self.samples,
+            generator=self._generator,
+            design=self.design,
+            teams=self._teams(call.layer, k),
+        )  # fmt: skip
+        batch, heads, rows, _ = q.shape
+        self._tally += TeamTally(
+            head_steps=batch * heads * rows,
+            group_steps=batch * k.shape[1] * rows,
+            empty_steps=heads * int((~visible.any(-1)).sum()),
+            visible_keys=heads * int(visible.sum()),
+            group_keys=k.shape[1] * int(visible.sum()),
+            unique_rows=int(reads.values.sum()),
+            group_rows=int(reads.group_values.sum()),
+            key_rows=int(reads.keys.sum()),
+            group_key_rows=int(reads.group_keys.sum()),
+        )
+        return output
+
+    def _teams(self, layer: int, k: torch.Tensor) -> Teams:
+        """The teams of a layer's full blocks: the last call's, where its keys are still there, and new ones."""
+        design = self.design
+        grouped = k[:, :, design.sinks : design.sinks + design.blocks(k.shape[2]) * design.block]
+        known, teams = self._blocks.get(layer, (grouped[:, :, :0], None))
+        kept = min(known.shape[2], grouped.shape[2])
+        if teams is None or not torch.equal(known[:, :, :kept], grouped[:, :, :kept]):
+            teams = form_teams(grouped, design.block, design.representatives)
+        else:
+            later = form_teams(grouped[:, :, kept:], design.block, design.representatives)
+            teams = teams.first(kept // design.block).followed_by(later)
+        self._blocks[layer] = grouped, teams
+        return teams
+
+    @property
+    def tally(self) -> TeamTally:
+        """Steps, visible keys, key and value rows read since the last reset."""
+        return self._tally
+
+    def reset(self) -> None:
+        """Count from zero again, and draw the same random numbers again."""
+        self._tally = TeamTally()
+        self._generator = torch.Generator().manual_seed(self.seed)
+
+
+def team_method(name: str, samples: int, design: TeamDesign | None = None, seed: int = 0) -> TeamMethod:
+    """A hook that runs a model's attention through a method of :data:`santa_hw.reference.TEAM_METHODS`.
+
+    Parameters
+    ----------
+    name : str
+    samples : int
+        M, teams that are drawn.
+    design : TeamDesign, optional
+    seed : int
+        Of one generator, used in the order of the calls.
+    """
+    return TeamMethod(name, samples, design, seed)
 
 
 def _row_tally(visible: torch.Tensor, read: torch.Tensor, kv_heads: int) -> Tally:
@@ -194,7 +287,7 @@ def _row_tally(visible: torch.Tensor, read: torch.Tensor, kv_heads: int) -> Tall
     )
 
 
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
+def as_array(tensor: torch.Tensor) -> NDArray[Any]:
     """The tensor's memory as an array where numpy can read it there; half precision is widened, exactly."""
     tensor = tensor.detach().cpu()
     if tensor.dtype in (torch.bfloat16, torch.float16):

@@ -52,22 +52,27 @@ def _from_file(path: Path) -> str:
 
 def _from_hub(name: str) -> str:
     dataset, config, split, field = parse_hub(name)
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(f"text {name!r} needs the package datasets: pip install datasets") from error
-    try:
-        rows: Any = datasets.load_dataset(dataset, config, split=split)
-    except ConnectionError as error:
-        raise FetchError(f"text {name!r}: the hub is unreachable ({_first_line(error)})") from error
-    except Exception as error:  # the library raises its own kinds for an unknown name, configuration or split
-        raise ValueError(f"text {name!r}: {_first_line(error)}") from error
+    rows = hub_rows(name, dataset, config, split)
     if field not in rows.column_names:
         raise ValueError(f"text {name!r}: field {field!r} is not there; allowed are {', '.join(rows.column_names)}")
     return "\n\n".join(str(row) for row in rows[field])
 
 
-def parse_hub(name: str) -> tuple[str, str | None, str, str]:
+def hub_rows(name: str, dataset: str, config: str | None, split: str, *, what: str = "text") -> Any:
+    """A data set of the hub; errors call it `what` by the `name` that the user gave."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(f"{what} {name!r} needs the package datasets: pip install datasets") from error
+    try:
+        return datasets.load_dataset(dataset, config, split=split)
+    except ConnectionError as error:
+        raise FetchError(f"{what} {name!r}: the hub is unreachable ({_first_line(error)})") from error
+    except Exception as error:  # the library raises its own kinds for an unknown name, configuration or split
+        raise ValueError(f"{what} {name!r}: {_first_line(error)}") from error
+
+
+def parse_hub(name: str, *, what: str = "text") -> tuple[str, str | None, str, str]:
     """Data set, configuration, split and field of a ``hub:`` name.
 
     >>> parse_hub("hub:Salesforce/wikitext/wikitext-2-raw-v1:validation")
@@ -76,7 +81,7 @@ def parse_hub(name: str) -> tuple[str, str | None, str, str]:
     place, *rest = name.removeprefix(HUB).split(":")
     parts = place.split("/")
     if not all([*parts, *rest]) or len(parts) > 3 or len(rest) > 2:
-        raise ValueError(f"text {name!r}: hub:dataset[/config][:split[:field]] is allowed")
+        raise ValueError(f"{what} {name!r}: hub:dataset[/config][:split[:field]] is allowed")
     split, field = [*rest, *("test", "text")[len(rest) :]]
     return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split, field
 

@@ -51,8 +51,8 @@ def group_size(q: torch.Tensor, k: torch.Tensor) -> int:
     return heads // kv_heads
 
 
-def operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``q``, ``k``, ``v`` in float64, KV heads repeated to match; ValueError for bad shapes, NaN, inf."""
+def check_operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Raise ValueError for bad shapes, NaN and infinity."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim < 2:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; allowed: at least (rows, head_dim)")
@@ -62,6 +62,11 @@ def operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.T
         raise ValueError(f"k has head dimension {k.shape[-1]}; allowed: q's, {q.shape[-1]}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"v has shape {tuple(v.shape)}; allowed: all axes but the last as k's, {tuple(k.shape)}")
+
+
+def operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``q``, ``k``, ``v`` in float64, KV heads repeated to match; ValueError for bad shapes, NaN, inf."""
+    check_operands(q, k, v)
     group = group_size(q, k)
     return q.double(), repeat_kv(k.double(), group), repeat_kv(v.double(), group)
 
@@ -73,12 +78,17 @@ def attention_scores(q: torch.Tensor, k: torch.Tensor, *, scale: float | None = 
     return (q * factor) @ k.double().transpose(-1, -2)
 
 
+def check_mask(mask: torch.Tensor | None) -> None:
+    """Raise ValueError unless ``mask`` is bool, or None."""
+    if mask is not None and mask.dtype != torch.bool:
+        raise ValueError(f"mask has dtype {mask.dtype}; allowed: torch.bool, True where a key is visible")
+
+
 def masked(scores: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Scores with minus infinity where ``mask`` is False."""
+    check_mask(mask)
     if mask is None:
         return scores
-    if mask.dtype != torch.bool:
-        raise ValueError(f"mask has dtype {mask.dtype}; allowed: torch.bool, True where a key is visible")
     return scores.masked_fill(~mask, -math.inf)
 
 

@@ -21,17 +21,25 @@ RESET_CYCLES, QUIET_CYCLES = 3, 40
 _GAPS = {"none": 0.0, "some": 0.3, "most": 0.8, "after": 1.0}
 
 
+class _Always:
+    """In place of a monitor's ready."""
+
+    value = "1"
+
+
 class _Port:
-    """One stream at the simulator's pins."""
+    """One stream at the simulator's pins; a monitor has no ready, and is taken as if it were always high."""
 
     def __init__(self, dut: Any, work: dict[str, Any], *, driven: bool) -> None:
-        self.name, self.driven = work["name"], driven
+        self.name, self.driven, self.monitor = work["name"], driven, work["monitor"]
         self.fields = [(name, width) for name, width in work["fields"]]
         self.beats, self.vectors = work["beats"], work["vectors"]
         data, back = ("i", "o") if driven else ("o", "i")
         self.names = [f"{self.name}_valid_{data}", f"{self.name}_ready_{back}"]
         self.names += [f"{self.name}_{name}_{data}" for name, _ in self.fields]
-        self.handles: list[Any] = [getattr(dut, name, None) for name in self.names]
+        self.handles: list[Any] = [
+            _Always() if self.monitor and i == 1 else getattr(dut, name, None) for i, name in enumerate(self.names)
+        ]
         self.at = 0
         self.held: list[str] | None = None
 
@@ -74,7 +82,8 @@ class Bench:
             for handle in (port.handles[0], *port.handles[2:]):
                 handle.value = 0
         for port in self.sinks:
-            port.handles[1].value = 0
+            if not port.monitor:
+                port.handles[1].value = 0
         for _ in range(RESET_CYCLES):
             await self._low()
             await self._high()
@@ -115,7 +124,8 @@ class Bench:
             for handle, value, (_, width) in zip(port.handles[2:], port.beats[port.at], port.fields, strict=True):
                 handle.value = value & ((1 << width) - 1)
         for port in self.sinks:
-            port.handles[1].value = int(self.random.random() >= stall or (self.after and port.held is not None))
+            if not port.monitor:
+                port.handles[1].value = int(self.random.random() >= stall or (self.after and port.held is not None))
 
     def _sample(self, active: list[bool]) -> bool:
         """What will happen at the coming edge; returns whether anything moves."""

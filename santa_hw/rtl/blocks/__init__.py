@@ -1,7 +1,8 @@
 """The blocks by name: their streams, their parameters, and vectors from the golden model.
 
 A block's ports are ``clk_i``, ``rst_ni`` and streams. An input stream ``x`` with field ``f`` has ``x_valid_i``,
-``x_ready_o`` and ``x_f_i``; an output stream has ``x_valid_o``, ``x_ready_i`` and ``x_f_o``.
+``x_ready_o`` and ``x_f_i``; an output stream has ``x_valid_o``, ``x_ready_i`` and ``x_f_o``. A monitor is an output
+stream without ready: whoever listens takes every beat.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from santa_hw.design import Design
 
 NAMES = (
     "threefry2x32", "lfsr32", "exp2_weight", "mass", "offset_scale", "systematic_sampler",
-    "ternary_query", "ternary_dot", "gather_accumulate", "shift_normalise", "mac_dot", "softmax_values",
+    "ternary_query", "ternary_dot", "gather_accumulate", "shift_normalise", "score_sampler", "santa_decode",
+    "mac_dot", "softmax_values", "topk_select", "softmax_attention",
 )  # fmt: skip
 """Every block that can be co-simulated; module ``santa_hw.rtl.blocks.<name>`` describes it."""
 
@@ -35,10 +37,11 @@ class Field:
 
 @dataclass(frozen=True)
 class Stream:
-    """A valid/ready stream and its signals."""
+    """A valid/ready stream and its signals; a monitor, always an output, has no ready."""
 
     name: str
     fields: tuple[Field, ...]
+    monitor: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Block:
         Blocks that it instantiates.
     parameters : dict
         Parameters that no design names, SystemVerilog name -> (default, allowed values).
+    rebuild : function, optional
+        Parameters by name -> the block with them, if its streams depend on them.
     """
 
     name: str
@@ -74,6 +79,11 @@ class Block:
     check: Callable[[Design], None] = lambda design: None
     needs: tuple[str, ...] = ()
     parameters: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    rebuild: Callable[[Mapping[str, int]], Block] | None = None
+
+    def given(self, parameters: Mapping[str, int]) -> Block:
+        """The block with the streams that these parameters give it."""
+        return self if self.rebuild is None else self.rebuild(parameters)
 
     def resolve(self, given: Mapping[str, int]) -> dict[str, int]:
         """All parameters' values; ValueError for a name or a value that is not allowed."""

@@ -1,0 +1,10 @@
+"""Bench of score_sampler: every stream that santa_hw.rtl.blocks.systematic_sampler names, driven and compared."""
+
+import cocotb
+
+from santa_hw.rtl.bench import Bench
+
+
+@cocotb.test()
+async def against_the_golden_model(dut):
+    await Bench(dut).run()

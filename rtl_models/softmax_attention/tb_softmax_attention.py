@@ -1,0 +1,10 @@
+"""Bench of softmax_attention: every stream that santa_hw.rtl.blocks.softmax_attention names, driven and compared."""
+
+import cocotb
+
+from santa_hw.rtl.bench import Bench
+
+
+@cocotb.test()
+async def against_the_golden_model(dut):
+    await Bench(dut).run()
