@@ -25,6 +25,7 @@ SETTING = {
     "task": "{}",
     "model": "{}",
     "dtype": "{}",
+    "device": "{}",
     "text": "{}",
     "windows": "windows {}",
     "window": "window {}",

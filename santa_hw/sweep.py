@@ -40,7 +40,7 @@ DATA_TASKS = ("qa", "gsm8k", "mmlu")
 """Tasks that have no prompts without data."""
 
 IDENTITY = (
-    "task", "model_identity", "dtype", "text_sha256", "calibration_sha256", "windows", "window", "context",
+    "task", "model_identity", "dtype", "device", "text_sha256", "calibration_sha256", "windows", "window", "context",
     "needles", "trials", "phases", "method", "samples", "schedule", "design", "teams", "seed", "version",
 )  # fmt: skip
 """Columns that say which result a row holds: a row with the same ones is not computed again."""
@@ -59,6 +59,7 @@ class Setting:
     model_identity: str
     dtype: str
     phases: str
+    device: str = "cpu"
     layers: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
@@ -443,6 +444,7 @@ def open_task(
         "model": loaded.name,
         "model_identity": loaded.identity,
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "device": loaded.model.device.type,
         "layers": loaded.layers,
         "heads": loaded.heads,
         "kv_heads": loaded.kv_heads,

@@ -277,7 +277,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 COLUMNS = {
-    "task", "model_identity", "dtype", "text_sha256", "calibration_sha256", "windows", "window", "context",
+    "task", "model_identity", "dtype", "device", "text_sha256", "calibration_sha256", "windows", "window", "context",
     "needles", "trials", "phases", "method", "samples", "schedule", "design", "teams", "seed", "version",
 }  # fmt: skip
 
