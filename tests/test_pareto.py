@@ -303,7 +303,8 @@ def test_rows_that_are_not_priced_are_not_looked_into():
 
 OTHERS = {
     "task": "needle", "model_identity": "m-2", "dtype": "bfloat16", "device": "cuda", "text_sha256": "u",
-    "calibration_sha256": "c", "windows": 3, "window": 2 * KEYS, "context": 5, "needles": 2, "trials": 7, "phases": "both",
+    "calibration_sha256": "c", "windows": 3, "window": 2 * KEYS, "context": 5, "needles": 2, "trials": 7,
+    "phases": "both",
 }  # fmt: skip
 
 
