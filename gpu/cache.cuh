@@ -16,13 +16,15 @@ struct Cache {
     int32_t pool_pages; // page numbers are clamped to the pool
 };
 
-// First byte of token n of sequence b: its first KV head.
-__device__ inline const char* cache_token(const Cache& cache, int b, int n) {
+// First byte of token n of sequence b: its first KV head. A page number out of range sets bit 1 of `error`, if given.
+__device__ inline const char* cache_token(const Cache& cache, int b, int n, uint32_t* error = nullptr) {
     if (cache.pages == nullptr) return cache.data + b * cache.outer_stride + n * cache.token_stride;
     const int slot = unsigned(n) / unsigned(cache.page_tokens), inside = n - slot * cache.page_tokens;
     const int last = cache.pages_per_row - 1;
     const int page = __ldcg(cache.pages + int64_t(b) * cache.pages_per_row + min(slot, last));
-    return cache.data + max(0, min(page, cache.pool_pages - 1)) * cache.outer_stride + inside * cache.token_stride;
+    const int clamped = max(0, min(page, cache.pool_pages - 1));
+    if (error != nullptr && page != clamped) atomicOr(error, 2u);
+    return cache.data + clamped * cache.outer_stride + inside * cache.token_stride;
 }
 
 // Row of KV head kv of token n of sequence b.

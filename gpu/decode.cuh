@@ -147,15 +147,14 @@ __global__ void __launch_bounds__(kStreamThreads, 1) stream_kernel(const __grid_
         gather_stream<Scheme>(work, *reinterpret_cast<StreamShared<Scheme>*>(&shared + 1));
     }
     // The last block leaves the counters as it found them.
-    __shared__ bool last;
+    bool last = false;
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
         last = atomicAdd(&work.control()->exits, 1u) == gridDim.x - 1;
         __threadfence();
     }
-    __syncthreads();
-    if (last) {
+    if (__syncthreads_or(last)) {
         Control* control = work.control();
         if (threadIdx.x == 0) control->ticket = control->gather_ticket = control->exits = 0;
         for (int b = threadIdx.x; b < work.a.batch; b += blockDim.x) work.finished()[b] = work.gathered()[b] = 0;

@@ -70,7 +70,8 @@ __device__ inline void for_runs(const Work& work, const Unit& unit, bool linear,
     }
     if (lane < rows && begins) {
         const int head_bytes = row_bytes / unsigned(chunk_heads(work, unit.chunk));
-        copy(lane, cache_token(k, unit.b, n) + unit.chunk * work.p.chunk * head_bytes, run * row_bytes);
+        const char* token = cache_token(k, unit.b, n, &work.control()->error);
+        copy(lane, token + unit.chunk * work.p.chunk * head_bytes, run * row_bytes);
     }
 }
 
@@ -123,9 +124,10 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
         __syncwarp();
         // Where a chunk is all KV heads and rows follow each other, a lane copies a whole step of one run.
         const bool linear = heads == work.a.kv_heads && work.a.k.token_stride == heads * kRowBytes;
-        const bool whole = kBulkCopy && linear && work.a.k.pages == nullptr;
+        [[maybe_unused]] const bool whole = kBulkCopy && linear && work.a.k.pages == nullptr;
         const int row_bytes = heads * kRowBytes, mine_first = unit.first_token + lane * run_tokens;
-        const char* from = work.a.k.data + unit.b * work.a.k.outer_stride + int64_t(mine_first) * row_bytes;
+        [[maybe_unused]] const char* from =
+            work.a.k.data + unit.b * work.a.k.outer_stride + int64_t(mine_first) * row_bytes;
         // The stages of a unit, as the consumers count them: the first run is the longest.
         for (int s = 0; s < steps && unit.first_token + s * kStepTokens < unit.length; ++s) {
             const int first = unit.first_token + s * kStepTokens;
@@ -158,7 +160,8 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
             for (int r = 0; r < p.lanes; ++r, to += kStepTokens * p.chunk * kRowBytes) {
                 const int begin = first + r * run_tokens, rows = step_rows(unit, begin);
                 for (int row = 0; row < rows; ++row) {
-                    const char* keys = cache_token(work.a.k, unit.b, begin + row) + unit.chunk * p.chunk * kRowBytes;
+                    const char* keys = cache_token(work.a.k, unit.b, begin + row, &work.control()->error) +
+                                       unit.chunk * p.chunk * kRowBytes;
                     for (int at = lane * 16; at < row_bytes; at += 512) copy_16(to + row * row_bytes + at, keys + at);
                 }
             }

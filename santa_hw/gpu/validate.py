@@ -111,8 +111,8 @@ def fixed_equals_golden_model_on_captured(seed: int, captured: Path | None) -> I
     for number, layer in enumerate(capture.layers):
         k, v = (np.repeat(x[number][None], positions, axis=0).astype(np.int16) for x in (capture.k, capture.v))
         codes = Codes(
-            q=np.moveaxis(capture.q[number], 1, 0)[:, :, None].astype(np.int32),
-            exponents=np.moveaxis(capture.exponents[number], 1, 0)[:, :, None],
+            q=np.moveaxis(capture.q[number], 1, 0)[:, :, None].astype(np.int32, order="C"),
+            exponents=np.moveaxis(capture.exponents[number], 1, 0)[:, :, None].copy(),
             k=k,
             v=v,
             v_exponents=capture.v_exponents[number],
