@@ -153,19 +153,18 @@ def _locked(folder: Path) -> Iterator[None]:
 def _compile(
     nvcc: str, flags: list[str], extra: list[str], names: tuple[str, ...], sources: list[Path], folder: Path
 ) -> None:
-    """Compile each source and architecture by itself, in parallel; link; put the folder in place at once."""
+    """Compile each source, for all architectures in one object, beside the others; link; put the folder in place."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-        jobs = {(source, name): Path(work) / f"{source.stem}.{name}.o" for source in sources for name in names}
+        objects = {source: Path(work) / f"{source.stem}.o" for source in sources}
 
-        def run(job: tuple[Path, str]) -> str:
-            source, name = job
-            return _call([nvcc, *flags, _target(name), "-c", str(source), "-o", str(jobs[job])])
+        def run(source: Path) -> str:
+            return _call([nvcc, *flags, *map(_target, names), "-c", str(source), "-o", str(objects[source])])
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            logs = list(pool.map(run, jobs))
+            logs = list(pool.map(run, sources))
         made = Path(work) / "made"
         made.mkdir()
-        _call([nvcc, "-shared", *extra, *map(str, jobs.values()), "-o", str(made / "libsanta_hw.so")])
+        _call([nvcc, "-shared", *extra, *map(str, objects.values()), "-o", str(made / "libsanta_hw.so")])
         (made / "build.log").write_text("".join(logs), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
