@@ -1,5 +1,6 @@
-"""Where the folders that are not Python lie: CUDA sources, RTL, energy tables."""
+"""Where the folders that are not Python lie: CUDA sources, RTL, energy tables; and the user's cache."""
 
+import os
 from pathlib import Path
 
 NAMES = ("energy", "gpu", "rtl_models")
@@ -45,3 +46,15 @@ def path(name: str) -> Path:
     if (checkout / "pyproject.toml").is_file() and (checkout / name).is_dir():
         return checkout / name
     raise FileNotFoundError(f"data folder {name!r} is neither in {_PACKAGE} nor beside it: reinstall santa-hw")
+
+
+def cache() -> Path:
+    """The folder of everything that santa-hw downloads, converts or builds; it need not exist.
+
+    ``$SANTA_HW_CACHE``, else ``$XDG_CACHE_HOME/santa-hw``, else ``~/.cache/santa-hw``.
+    """
+    if own := os.environ.get("SANTA_HW_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "santa-hw"
+    return Path.home() / ".cache" / "santa-hw"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +37,7 @@ def validate(
     seed: Annotated[int, typer.Option(help="Seed of the random operands.", min=0)] = 0,
 ) -> None:
     """Check the kernels against the golden model and the float64 references; exit code 1 if a check fails."""
-    from santa_hw.console import reporting
+    from santa_hw.console import progress, reporting
 
     with reporting():
         import json
@@ -54,7 +52,7 @@ def validate(
             for path in recorded.record(record, seed):
                 typer.echo(f"{path}: {path.stat().st_size} bytes")
         results = []
-        with _progress("Checks", len(checks)) as advance:
+        with progress("Checks", len(checks)) as (_, advance):
             for check in checks:
                 found = validation.run(check, seed, captured)
                 results += found
@@ -83,7 +81,7 @@ def bench(
     plot: Annotated[Path | None, typer.Option(help="Plot file: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Time the kernels beside dense attention and the read floors."""
-    from santa_hw.console import reporting
+    from santa_hw.console import progress, reporting
 
     with reporting():
         import json
@@ -97,7 +95,7 @@ def bench(
             check_suffix(plot)
         chosen_shapes = benchmark.SHAPES if shapes is None else tuple(part.strip() for part in shapes.split(","))
         chosen = benchmark.select(methods)
-        with _progress("Measurements", len(chosen_shapes) * len(chosen)) as advance:
+        with progress("Measurements", len(chosen_shapes) * len(chosen)) as (_, advance):
             found = benchmark.run(chosen_shapes, chosen, persist_l2=persist_l2, tick=advance)
         console = Console()
         if not console.is_terminal:
@@ -112,16 +110,3 @@ def bench(
             json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         if plot is not None:
             benchmark.plot(found, plot)
-
-
-@contextmanager
-def _progress(name: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr and the function that moves it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        job = bar.add_task("", total=total)
-        yield lambda: bar.advance(job)

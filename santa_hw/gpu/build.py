@@ -42,10 +42,8 @@ class Spill:
 
 
 def cache() -> Path:
-    """Where builds go: ``$SANTA_HW_CACHE``, else ``$XDG_CACHE_HOME/santa-hw``, else ``~/.cache/santa-hw``."""
-    if own := os.environ.get("SANTA_HW_CACHE"):
-        return Path(own) / "gpu"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "santa-hw" / "gpu"
+    """Where builds go: a folder in the user's cache (:func:`santa_hw.assets.cache`)."""
+    return assets.cache() / "gpu"
 
 
 def compiler() -> tuple[str, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from santa_hw import assets
 
 T = TypeVar("T")
 
@@ -38,16 +39,9 @@ def cache_dir(cache: str | Path | None = None) -> Path:
     Returns
     -------
     Path
-        `cache`, else ``$SANTA_HW_CACHE``, else ``$XDG_CACHE_HOME/santa-hw``, else ``~/.cache/santa-hw``. It
-        need not exist.
+        `cache`, else what :func:`santa_hw.assets.cache` says. It need not exist.
     """
-    if cache is not None:
-        return Path(cache).expanduser()
-    if own := os.environ.get("SANTA_HW_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "santa-hw"
-    return Path.home() / ".cache" / "santa-hw"
+    return assets.cache() if cache is None else Path(cache).expanduser()
 
 
 def pip_download(requirement: str, sha256: str, folder: Path, *, source: bool = False) -> Path:

@@ -198,10 +198,8 @@ def require(simulator: str) -> None:
 
 
 def cache() -> Path:
-    """Where builds go: ``$SANTA_HW_CACHE``, else ``$XDG_CACHE_HOME/santa-hw``, else ``~/.cache/santa-hw``."""
-    if own := os.environ.get("SANTA_HW_CACHE"):
-        return Path(own) / "rtl"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "santa-hw" / "rtl"
+    """Where builds go: a folder in the user's cache (:func:`santa_hw.assets.cache`)."""
+    return assets.cache() / "rtl"
 
 
 def sources(block: Block, dut: Path | None = None) -> list[Path]:
