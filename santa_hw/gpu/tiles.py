@@ -57,8 +57,8 @@ def decode_prop(
     Parameters
     ----------
     trace : dict, optional
-        Filled: ``weights`` int64 (B, H, max_length), 2**24 at a tile's largest; ``maxima`` float32, ``masses`` int64
-        and ``budgets`` int32 (B, H, tiles). What lies beyond a row's last key or tile is undefined.
+        Filled: ``weights`` int64 (B, H, max_length), 2**24 at a tile's largest; ``tile_maximum`` float32, ``tile_mass``
+        int64 and ``budgets`` int32 (B, H, tiles). What lies beyond a row's last key or tile is undefined.
     """
     return _decode(
         decode_prop, q, k, v, lengths, draw, samples, scale, page_table, max_length, out, workspace, counts, unique,
@@ -133,8 +133,8 @@ def _trace(
     rows = q.shape[0], q.shape[1]
     return {
         "weights": read(layout[0], torch.int32, *rows, bound).to(torch.int64),
-        "maxima": read(layout[1], torch.float32, *rows, tiles),
-        "masses": read(layout[2], torch.int64, *rows, tiles),
+        "tile_maximum": read(layout[1], torch.float32, *rows, tiles),
+        "tile_mass": read(layout[2], torch.int64, *rows, tiles),
         "budgets": read(layout[3], torch.int32, *rows, tiles),
     }
 

@@ -466,7 +466,7 @@ def tile_reference(
     starts = np.arange(0, length, tile)
     weights = [row["weights"][start : min(start + tile, length)].astype(np.int64) for start in starts]
     masses = np.array([int(own.sum()) for own in weights])
-    maxima = row["maxima"][: len(starts)].astype(np.float64)
+    maxima = row["tile_maximum"][: len(starts)].astype(np.float64)
     shares = masses * np.exp2(maxima - maxima.max())
     shares /= shares.sum()
     if name == "prop":
