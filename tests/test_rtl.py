@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -252,6 +253,12 @@ def test_lint_is_clean(block: str, design: Design, tmp_path: Path) -> None:
             text=True,
         )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_simulator_imports_nothing_heavy() -> None:
+    code = "import sys, santa_hw.testbench; print([m for m in ('numpy', 'santa_hw.rtl') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    assert done.stdout.strip() == "[]"
 
 
 # Bad input: one clear line

@@ -2,7 +2,7 @@
 
 import cocotb
 
-from santa_hw.rtl.bench import Bench
+from santa_hw.testbench import Bench
 
 
 @cocotb.test()
