@@ -520,8 +520,10 @@ def test_cpus_are_shared_out(cpus, workers, each):
 
 
 @pytest.mark.slow
-def test_the_same_run_on_a_ray_cluster(tmp_path):
+def test_the_same_run_on_a_ray_cluster(tmp_path, monkeypatch):
     pytest.importorskip("ray")
+    # Ray's workers inherit it: they must find the toy too.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     place = Folder(tmp_path / "run")
     from santa_hw.budget.coordinator import learn
 
@@ -529,6 +531,18 @@ def test_the_same_run_on_a_ray_cluster(tmp_path):
     toy_budget.run(tmp_path / "whole", 12)
     assert policy.version == 12
     assert log_of(tmp_path / "run") == log_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_ray_workers_that_lack_a_module_say_so(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    # They find santa_hw, but not the toy.
+    monkeypatch.setenv("PYTHONPATH", str(Path(cli.__file__).parents[1]))
+    place = Folder(tmp_path / "run")
+    from santa_hw.budget.coordinator import learn
+
+    with pytest.raises(ValueError, match=r"--ray 'local': a worker says .*No module named 'toy_budget'"):
+        learn(place, Settings(4, 60, seed=1), {}, 12, Ray(place, toy_budget.Toy(), 1, "local"))
 
 
 # Tasks and the command --------------------------------------------------------------------------

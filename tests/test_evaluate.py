@@ -16,7 +16,7 @@ from santa_hw.evaluate import decoding, perplexity, retrieval, words
 from santa_hw.evaluate.decoding import Decoding, Trial, chat, greedy
 from santa_hw.evaluate.perplexity import Perplexity, WindowScore, compare, opening_tokens, windows
 from santa_hw.evaluate.retrieval import needle, split_sentences
-from santa_hw.evaluate.statistics import Estimate, bootstrap
+from santa_hw.evaluate.statistics import Estimate, bootstrap, proportion
 from santa_hw.evaluate.words import fwe
 
 FINITE = st.floats(-1e6, 1e6, allow_nan=False)
@@ -81,6 +81,34 @@ def test_no_mean_of_nothing_or_of_nan(values):
 def test_level_must_lie_between_0_and_1():
     with pytest.raises(ValueError, match="level is 95"):
         bootstrap([1.0, 2.0], level=95)
+
+
+@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_a_share_is_just_as_far_from_its_ends_as_chance_would_take_it(counts):
+    successes, trials = counts
+    share, low, high = proportion(successes, trials)
+    assert 0 <= low <= share <= high <= 1
+    assert low < high
+    for end in (low, high):
+        # The score test, turned round: an end is a rate that 1.96 standard errors, its own, separate from the share.
+        if end not in (0, 1):
+            assert abs(share - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / trials), rel=1e-5, abs=1e-9)
+    other = proportion(trials - successes, trials)
+    assert (other.low, other.high) == pytest.approx((1 - high, 1 - low))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"trials": 0}, "trials is 0; allowed: 1 or more"),
+        ({"successes": 9}, "successes is 9; allowed: 0 to the 8 trials"),
+        ({"successes": -1}, "successes is -1; allowed: 0 to the 8 trials"),
+        ({"level": 95}, "level is 95; allowed: between 0 and 1"),
+    ],
+)
+def test_a_share_of_what_cannot_be(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        proportion(**{"successes": 0, "trials": 8, **arguments})
 
 
 # Divergence -------------------------------------------------------------------------------------

@@ -626,6 +626,17 @@ def test_inputs_are_left_alone(rng):
     assert all(torch.equal(x, copy) for x, copy in zip(operands, copies, strict=True))
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_one_bad_number_is_found_wherever_it_is(rng, name, bad):
+    operands = {"q": normal(rng, 2, 3, 8), "k": normal(rng, 2, 9, 8), "v": normal(rng, 2, 9, 8)}
+    for place in (0, int(torch.randint(operands[name].numel(), (), generator=rng)), -1):
+        spoilt = operands[name].clone()
+        spoilt.view(-1)[place] = bad
+        with pytest.raises(ValueError, match=f"{name} holds NaN or infinity"):
+            reference.dense_attention(**{**operands, name: spoilt})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -3,12 +3,13 @@
     python benchmarks/reproduction/santapp.py                # measure what is missing, then draw
     python benchmarks/reproduction/santapp.py --kl 4096      # only KL, at one context
     python benchmarks/reproduction/santapp.py --needle 2048  # only retrieval
-    python benchmarks/reproduction/santapp.py --draw         # table and figure of the rows there are
+    python benchmarks/reproduction/santapp.py --draw         # tables and figures of the rows there are
 
 SmolLM2. The model's own attention reads each text into the cache once; then the method runs the decode steps alone:
 the last 64 tokens of a window of *Hamlet* (so chosen that the tail is half a block on average), or the reply to a
-question. Rows go to build/santapp-*.json as they come, and are not computed again; the figure is
-docs/images/santapp.svg.
+question. Rows go to build/santapp-*.json as they come, and are not computed again; the figures are
+docs/images/santapp-*.svg, one a context. Where memory is handed back to the system after each use, long contexts take
+twice as long: with glibc, set MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ to 4000000000.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from santa_hw.design import Design
 from santa_hw.evaluate.decoding import Decoding
 from santa_hw.evaluate.perplexity import Perplexity, compare, windows
 from santa_hw.evaluate.retrieval import needle
+from santa_hw.evaluate.statistics import Estimate, proportion
 from santa_hw.report import Group, summarise
 from santa_hw.team_design import TeamDesign
 
@@ -34,8 +36,8 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[2]
-FIGURE = ROOT / "docs" / "images" / "santapp.svg"
-CONTEXTS = (4096, 1024, 2048, 8192)
+IMAGES = ROOT / "docs" / "images"
+CONTEXTS = (1024, 2048, 4096, 8192)
 STEPS = 64
 PIECE = 9
 SEEDS = 2
@@ -62,7 +64,8 @@ class Continuation(Perplexity):
     def _logits(self, hook: models.AttentionHook | None, index: int) -> torch.Tensor:
         model, tokens = self.loaded.model, torch.from_numpy(self.tokens[index : index + 1])
         if index not in self.caches:
-            self.caches[index] = model(input_ids=tokens[:, : self.start], use_cache=True).past_key_values
+            read = model(input_ids=tokens[:, : self.start], use_cache=True, logits_to_keep=1)
+            self.caches[index] = read.past_key_values
         cache = self.caches[index]
         with models.attention(self.loaded, hook, sequence=index):
             logits = model(input_ids=tokens[:, self.start :], past_key_values=cache).logits[0, :-1]
@@ -159,15 +162,21 @@ def needle_points() -> list[sweep.Point]:
     return points(
         ("float-dense", [], {}),
         ("float-sys", [16], {}),
-        ("santapp", [8, 2], {"sharing": "reuse"}),
-        ("santapp", [2, 8], {"sharing": "own"}),
-        ("top-teams", [2, 8], {}),
-        ("santapp", [4, 16], {"sharing": "own"}),
-        ("santapp", [8, 32], {"sharing": "shared"}),
-        ("float-top-k", [16], {}),
         ("santapp", [32], {"sharing": "reuse"}),
+        ("top-means", [64], {}),
+        ("santapp", [32], {"sharing": "own"}),
         ("top-teams", [32], {}),
-        ("santapp", [64], {"sharing": "own"}),
+        ("top-bounds", [64], {}),
+        ("santapp", [8, 64], {"sharing": "reuse"}),
+        ("santapp", [64], {"sharing": "shared"}),
+        ("top-means", [16], {}),
+        ("float-top-k", [16], {}),
+        ("santapp", [64, 8], {"sharing": "own"}),
+        ("top-teams", [8, 64], {}),
+        ("top-bounds", [16], {}),
+        ("santapp", [32, 8], {"sharing": "shared"}),
+        ("float-sys", [64], {}),
+        ("float-top-k", [64], {}),
         seeds=1,
     )
 
@@ -218,24 +227,34 @@ def line(group: Group) -> str:
     return " ".join(part for part in parts if part)
 
 
+def scored(group: Group, name: str) -> Estimate:
+    """A group's score with its interval; a single needle is found or not."""
+    if name == "kl":
+        return group.kl_to_dense
+    return proportion(round(sum(trial["score"] for trial in group.row["per_trial"])), len(group.row["per_trial"]))
+
+
 def show(axis: plt.Axes, name: str, context: int) -> None:
     """One panel, and its figures in print."""
     groups = summarise(sweep.read_rows(file(name, context)))
-    column = "kl_to_dense" if name == "kl" else "accuracy"
     print(f"\n{name}, context {context}\n")
-    print(f"| method | M, S or k | KV reads, head | group | {column} | 95 % | pieces |\n|{'---|' * 7}")
+    scores = "KL to dense | 95 % | pieces" if name == "kl" else "found | 95 %"
+    print(f"| method | M, S or k | KV reads, head | group | {scores} |\n|{'---|' * (7 if name == 'kl' else 6)}")
     curves: dict[str, list[Group]] = {}
     for group in groups:
         curves.setdefault(line(group), []).append(group)
     for label, members in sorted(curves.items(), key=lambda curve: LINES.index(curve[0])):
         index = LINES.index(label)
         members.sort(key=lambda group: group.group_kv_reads or 0)
-        estimates = [getattr(group, column) for group in members]
-        for group, estimate in zip(members, estimates, strict=True):
+        estimates = [scored(group, name) for group in members]
+        for group, (mean, low, high) in zip(members, estimates, strict=True):
             pieces = group.seeds * len(group.row["per_window"] or group.row["per_trial"])
             reads = f"{100 * group.kv_reads:.1f} % | {100 * group.group_kv_reads:.1f} %"
-            score = f"{estimate.mean:.4f} | {estimate.low:.4f} to {estimate.high:.4f}"
-            print(f"| {label} | {group.samples or '–'} | {reads} | {score} | {pieces} |")
+            if name == "kl":
+                score = f"{mean:.4f} | {low:.4f} to {high:.4f} | {pieces}"
+            else:
+                score = f"{round(mean * pieces)} of {pieces} | {low:.2f} to {high:.2f}"
+            print(f"| {label} | {group.samples or '–'} | {reads} | {score} |")
         reach = np.array([(e.mean - e.low, e.high - e.mean) for e in estimates]).T
         axis.errorbar(
             [100 * group.group_kv_reads for group in members], [estimate.mean for estimate in estimates], yerr=reach,
@@ -252,20 +271,17 @@ def show(axis: plt.Axes, name: str, context: int) -> None:
         axis.set(ylabel="share of needles found", ylim=(-0.05, 1.05))
 
 
-def draw() -> None:
-    panels = [
-        (name, context) for name in ("kl", "needle") for context in sorted(CONTEXTS) if file(name, context).exists()
-    ]
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(5.2 * columns, 4.2 * rows), layout="constrained", squeeze=False)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_axis_off()
-    for axis, (name, context) in zip(axes.flat, panels, strict=False):
+def draw(context: int) -> None:
+    """The figure of one context, of the panels that there are rows for."""
+    names = [name for name in ("kl", "needle") if file(name, context).exists()]
+    if not names:
+        return
+    figure, axes = plt.subplots(1, len(names), figsize=(5.2 * len(names), 4.2), layout="constrained", squeeze=False)
+    for axis, name in zip(axes.flat, names, strict=True):
         show(axis, name, context)
-    FIGURE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(FIGURE, metadata={"Date": None})
-    print(f"wrote {FIGURE}")
+    path = IMAGES / f"santapp-{context}.svg"
+    figure.savefig(path, metadata={"Date": None})
+    print(f"wrote {path}")
 
 
 def main() -> None:
@@ -273,18 +289,19 @@ def main() -> None:
     parser.add_argument("--kl", type=int, choices=CONTEXTS, help="measure KL alone, at this context")
     parser.add_argument("--needle", type=int, choices=CONTEXTS, help="measure retrieval alone, at this context")
     parser.add_argument("--windows", type=int, default=3, help="windows of each context (KL)")
-    parser.add_argument("--trials", type=int, default=6, help="questions (retrieval)")
+    parser.add_argument("--trials", type=int, default=8, help="questions (retrieval)")
     parser.add_argument("--draw", action="store_true", help="measure nothing")
     chosen = parser.parse_args()
     wanted = [(name, context) for name in ("kl", "needle") if (context := getattr(chosen, name))]
     if not wanted and not chosen.draw:
-        wanted = [*(("kl", context) for context in CONTEXTS), ("needle", 2048)]
+        wanted = [(name, context) for context in CONTEXTS for name in ("kl", "needle")]
     if wanted:
         loaded = models.load()
         for name, context in wanted:
             measure(loaded, name, context, chosen.windows if name == "kl" else chosen.trials)
     if not chosen.kl and not chosen.needle:
-        draw()
+        for context in CONTEXTS:
+            draw(context)
 
 
 if __name__ == "__main__":

@@ -216,7 +216,7 @@ class Ray:
     def __enter__(self) -> Self:
         try:
             self._ray.init(address=self._address, log_to_driver=False, logging_level="error")
-        except (ConnectionError, RuntimeError) as error:
+        except (ConnectionError, RuntimeError, self._ray.exceptions.RayError) as error:
             raise ValueError(f"--ray {self._address!r}: {str(error).splitlines()[0]}") from error
         cpus = [int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]]
         threads = share(cpus, self.size)
@@ -234,6 +234,12 @@ class Ray:
             try:
                 self._ray.get(task)
             except self._ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, self._ray.exceptions.RayError):
+                    # Not the worker's own: its machine could not open what it was sent.
+                    raise ValueError(
+                        f"--ray {self._address!r}: a worker says {str(error.cause).splitlines()[0]!r}; "
+                        "the same santa-hw on all machines is allowed"
+                    ) from error
                 raise error.cause from error
             except self._ray.exceptions.RayError as error:
                 self._deaths.count(done, str(error).splitlines()[0])

@@ -1,8 +1,10 @@
-"""Means with bootstrap intervals, for scores that come in few, skewed and unequal pieces."""
+"""Intervals: by bootstrap for the mean of few, skewed and unequal pieces, and for a share of trials that succeed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -65,3 +67,38 @@ def bootstrap(
     low, high = np.quantile(sample[picks].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     # Summation order may put the mean of equal values one ulp outside its own bootstrap samples.
     return Estimate(mean, min(float(low), mean), max(float(high), mean))
+
+
+def proportion(successes: int, trials: int, *, level: float = 0.95) -> Estimate:
+    """
+    Share of `trials` that succeeded, with its Wilson interval.
+
+    Unlike a bootstrap's, the interval is not a point where all trials succeed, or none.
+
+    Raises
+    ------
+    ValueError
+        No trial, more successes than trials, or a level outside (0, 1).
+
+    Notes
+    -----
+    E. B. Wilson, Probable inference, the law of succession, and statistical inference, 1927.
+
+    Examples
+    --------
+    >>> [round(number, 3) for number in proportion(8, 8)]
+    [1.0, 0.676, 1.0]
+    """
+    if trials < 1:
+        raise ValueError(f"trials is {trials}; allowed: 1 or more")
+    if not 0 <= successes <= trials:
+        raise ValueError(f"successes is {successes}; allowed: 0 to the {trials} trials")
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}; allowed: between 0 and 1")
+    share, z = successes / trials, NormalDist().inv_cdf((1 + level) / 2)
+    middle = share + z * z / (2 * trials)
+    reach = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
+    scale = 1 + z * z / trials
+    low, high = (middle - reach) / scale, (middle + reach) / scale
+    # Round-off may put an end just outside what is possible, or the share just outside its interval.
+    return Estimate(share, min(share, max(0.0, low)), max(share, min(1.0, high)))

@@ -241,8 +241,9 @@ class TeamMethod:
         if teams is None or not torch.equal(known[:, :, :kept], grouped[:, :, :kept]):
             teams = form_teams(grouped, design.block, design.representatives)
         else:
-            later = form_teams(grouped[:, :, kept:], design.block, design.representatives)
-            teams = teams.first(kept // design.block).followed_by(later)
+            teams = teams.first(kept // design.block)
+            if kept < grouped.shape[2]:
+                teams = teams.followed_by(form_teams(grouped[:, :, kept:], design.block, design.representatives))
         self._blocks[layer] = grouped, teams
         return teams
 

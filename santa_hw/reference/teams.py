@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from santa_hw.reference.dense import check_count
+from santa_hw.reference.dense import check_count, is_finite
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def form_teams(k: torch.Tensor, block: int, representatives: int) -> Teams:
         raise ValueError(f"representatives is {representatives}; allowed: at most the {block} keys of a block")
     if k.shape[-2] % block:
         raise ValueError(f"k has {k.shape[-2]} keys; allowed: whole blocks of {block}")
-    if not bool(torch.isfinite(k).all()):
+    if not is_finite(k):
         raise ValueError("k holds NaN or infinity; allowed: finite numbers")
     keys = k.double().unflatten(-2, (k.shape[-2] // block, block))
 
