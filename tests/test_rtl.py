@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -42,11 +43,18 @@ USES = {  # which designs make a difference to a block
     "threefry2x32": ("default",),
     "lfsr32": ("default", "narrow", "least"),
     "exp2_weight": ("default", "narrow", "wide", "mitchell", "least", "widest"),
-    "mass": ("default", "narrow", "wide", "least"),
+    "mass": ("default", "narrow", "wide", "least", "widest"),
     "offset_scale": ("default", "narrow", "wide", "least", "widest"),
     "systematic_sampler": ("default", "narrow", "wide", "mitchell", "least", "widest"),
 }
-CASES = [(block, design) for block, designs in USES.items() for design in designs]
+VERILATED = ("default", "narrow", "widest")  # a build takes its time: three show that the simulators agree
+CASES = [
+    (block, design, simulator)
+    for block, designs in USES.items()
+    for design in designs
+    for simulator in rtl.SIMULATORS
+    if simulator == "icarus" or design in VERILATED
+]
 
 
 def need(simulator: str) -> None:
@@ -64,8 +72,9 @@ def simulator(request: pytest.FixtureRequest) -> str:
 # Against the golden model
 
 
-@pytest.mark.parametrize("block,design", CASES)
+@pytest.mark.parametrize("block,design,simulator", CASES)
 def test_block_equals_the_golden_model(block: str, design: str, simulator: str, seed: int) -> None:
+    need(simulator)
     for pattern in ("full", "both"):
         report = rtl.cosimulate(
             block, design=DESIGNS[design], simulator=simulator, vectors=len(LENGTHS) * 3, seed=seed, pattern=pattern
@@ -253,6 +262,17 @@ def test_lint_is_clean(block: str, design: Design, tmp_path: Path) -> None:
             text=True,
         )
     assert done.returncode == 0, done.stderr
+
+
+def test_models_take_verilators_headers_as_compiled(tmp_path: Path) -> None:
+    need("verilator")
+    folder = simulation._build(rtl.load("exp2_weight"), Design(), "verilator", {}, None, "exp2_weight", waves=False)
+    log = (folder / "build.log").read_text(encoding="utf-8")
+    for source in ("Vtop__ALL.cpp", "verilator.cpp"):
+        command = shlex.split(next(line for line in log.splitlines() if " -c " in line and line.endswith(source)))
+        command[command.index("-o") + 1] = str(tmp_path / "model.o")
+        used = subprocess.run([*command, "-H"], cwd=folder, capture_output=True, text=True, check=True).stderr
+        assert re.search(r"^! .*model\.h\.gch$", used, re.MULTILINE), used[:2000]
 
 
 def test_a_simulator_imports_nothing_heavy() -> None:

