@@ -543,9 +543,9 @@ def test_a_context_too_short_to_tell_words_apart(loaded):
 @pytest.mark.model
 @pytest.mark.slow
 def test_the_dense_float_model_finds_needles():
-    """Four trials of half the default's length; docs/how-to/choose-a-design-point.md has all of the default run's."""
+    """Four of the default run's twelve trials; docs/how-to/choose-a-design-point.md has all of them."""
     real = models.load()
-    result = needle(real, models.load_text(models.EVALUATION_TEXT), context=512, trials=4).evaluate(None)
+    result = needle(real, models.load_text(models.EVALUATION_TEXT), trials=4).evaluate(None)
     assert result["accuracy"] == 1.0, [trial["reply"] for trial in result["per_trial"]]
 
 
@@ -554,8 +554,8 @@ def test_the_dense_float_model_finds_needles():
 def test_fixed_point_sampling_costs_what_sampling_and_rounding_cost():
     """KL of 8-bit sampling <= 1.2 * (KL of float64 systematic sampling + KL of 8-bit dense), one short window."""
     real = models.load()
-    tokens = windows(real, models.load_text(models.EVALUATION_TEXT), 1, 256)
-    calibration = models.calibrate(real, windows(real, models.load_text(models.CALIBRATION_TEXT), 2, 256))
+    tokens = windows(real, models.load_text(models.EVALUATION_TEXT), 1, 512)
+    calibration = models.calibrate(real, windows(real, models.load_text(models.CALIBRATION_TEXT), 2, 512))
     task = Perplexity(real, tokens)
 
     def kl(hook):

@@ -177,6 +177,9 @@ def needle_points() -> list[sweep.Point]:
         ("santapp", [32, 8], {"sharing": "shared"}),
         ("float-sys", [64], {}),
         ("float-top-k", [64], {}),
+        ("santapp", [2], {"sharing": "reuse"}),
+        ("santapp", [2, 4, 16], {"sharing": "own"}),
+        ("top-teams", [2], {}),
         seeds=1,
     )
 
