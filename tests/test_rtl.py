@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -266,13 +267,51 @@ def test_lint_is_clean(block: str, design: Design, tmp_path: Path) -> None:
 
 def test_models_take_verilators_headers_as_compiled(tmp_path: Path) -> None:
     need("verilator")
-    folder = simulation._build(rtl.load("exp2_weight"), Design(), "verilator", {}, None, "exp2_weight", waves=False)
-    log = (folder / "build.log").read_text(encoding="utf-8")
+    (tmp_path / FILE).write_text(package(Design()), encoding="utf-8")
+    files = [tmp_path / FILE, *simulation.sources(rtl.load("exp2_weight"))]
+    simulation._compile("verilator", files, tmp_path, "exp2_weight", {}, waves=False)
+    log = (tmp_path / "build.log").read_text(encoding="utf-8")
     for source in ("Vtop__ALL.cpp", "verilator.cpp"):
         command = shlex.split(next(line for line in log.splitlines() if " -c " in line and line.endswith(source)))
         command[command.index("-o") + 1] = str(tmp_path / "model.o")
-        used = subprocess.run([*command, "-H"], cwd=folder, capture_output=True, text=True, check=True).stderr
+        used = subprocess.run([*command, "-H"], cwd=tmp_path, capture_output=True, text=True, check=True).stderr
         assert re.search(r"^! .*model\.h\.gch$", used, re.MULTILINE), used[:2000]
+
+
+@pytest.mark.parametrize("simulator", simulation.SIMULATORS)
+def test_a_cached_model_outlives_the_environment_that_built_it(simulator, tmp_path: Path, monkeypatch) -> None:
+    need(simulator)
+    import cocotb_tools.config
+
+    if simulator == "verilator":  # the user's, which is there
+        with simulation._environment(tmp_path):
+            header = simulation._header()
+        monkeypatch.setattr(simulation, "_header", lambda: header)
+    monkeypatch.setenv("SANTA_HW_CACHE", str(tmp_path / "cache"))
+    (gone := tmp_path / "gone").symlink_to(cocotb_tools.config.libs_dir)
+    with monkeypatch.context() as other:
+        other.setattr(cocotb_tools.config, "libs_dir", gone)
+        simulation._build(rtl.load("exp2_weight"), Design(), simulator, {}, None, "exp2_weight", waves=False)
+    gone.unlink()
+    monkeypatch.setattr(simulation, "_compile", lambda *_: pytest.fail("built anew"))
+    assert rtl.cosimulate("exp2_weight", simulator=simulator, vectors=1).mismatch is None
+
+
+def test_a_model_is_built_anew_for_another_simulator_or_compiler_setting(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("SANTA_HW_CACHE", str(tmp_path))
+    monkeypatch.setattr(simulation, "_compile", lambda *_: None)
+    monkeypatch.setattr(simulation, "_versions", lambda simulator: "5.48")
+    build = functools.partial(
+        simulation._build, rtl.load("exp2_weight"), Design(), "verilator", {}, None, "exp2_weight", waves=False
+    )
+    first = build()
+    assert build() == first
+    monkeypatch.setitem(simulation.ARGUMENTS, "verilator", ["-O0"])
+    second = build()
+    monkeypatch.setattr(simulation, "OPTIMISATION", "OPT_FAST=-O3")
+    third = build()
+    monkeypatch.setattr(simulation, "_versions", lambda simulator: "5.50")
+    assert len({first, second, third, build()}) == 4
 
 
 def test_a_simulator_imports_nothing_heavy() -> None:

