@@ -48,17 +48,18 @@ __device__ __noinline__ inline uint4 ternary_unit(const DecodeArguments& a, uint
 }
 
 // The weight of a stored score (3.4).
-__device__ inline uint32_t fixed_weight(const DecodeArguments& a, uint32_t stored, int top) {
+__device__ inline uint32_t fixed_weight(const DecodeArguments& a, const uint32_t* table, uint32_t stored, int top) {
     const int score = int16_t(stored);
-    const uint32_t entry = __ldg(a.table + (uint32_t(score) & ((1u << a.score_frac) - 1)));
+    const uint32_t entry = table[uint32_t(score) & ((1u << a.score_frac) - 1)];
     const int shift = top - (score >> a.score_frac);
     if (!a.half_up || shift == 0) return shift_right(entry, shift);
     const uint32_t twice = shift_right(entry, shift - 1);
     return (twice >> 1) + (twice & 1);
 }
 
-// The weights of a tile's stored scores, `tokens` of them, summed one by one.
-__device__ inline uint64_t fixed_mass(const DecodeArguments& a, const uint16_t* scores, int tokens, int top) {
+// The weights of a tile's stored scores, `tokens` of them, summed one by one. Few tiles need it.
+__device__ __noinline__ inline uint64_t fixed_mass(const DecodeArguments& a, const uint32_t* table,
+                                                   const uint16_t* scores, int tokens, int top) {
     uint64_t sum = 0;
 #pragma unroll 1
     for (int n = 0; n < tokens; n += 8) {
@@ -66,7 +67,7 @@ __device__ inline uint64_t fixed_mass(const DecodeArguments& a, const uint16_t* 
         const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-            if (n + e < tokens) sum += fixed_weight(a, words[e / 2] >> (e % 2 * 16) & 0xffff, top);
+            if (n + e < tokens) sum += fixed_weight(a, table, words[e / 2] >> (e % 2 * 16) & 0xffff, top);
         }
     }
     return sum;
@@ -82,9 +83,7 @@ struct Fixed {
 
     // Scores ---------------------------------------------------------------------------------------------------------
 
-    __device__ static uint4 query_unit(const Work& work, int b, int head, int u) {
-        const int64_t at = (int64_t(b) * work.a.heads + head) * S::kRowBytes + u * 16;
-        const uint4 codes = *reinterpret_cast<const uint4*>(static_cast<const int8_t*>(work.a.q) + at);
+    __device__ static uint4 query_unit(const Work& work, uint4 codes, int b, int head, int u) {
         return work.a.ternary ? ternary_unit(work.a, codes, b, head, u * 16) : codes;
     }
 
@@ -143,11 +142,12 @@ struct Fixed {
     __device__ static int maximum(Stat stat) { return int(stat.y) >> 16; }
 
     // The tile's exact mass relative to the row's maximum.
-    __device__ static uint64_t mass(const Work& work, Stat stat, int top, const uint16_t* scores, int visible) {
+    __device__ static uint64_t mass(const Work& work, const uint32_t* table, Stat stat, int top, const uint16_t* scores,
+                                    int visible) {
         const int further = top - maximum(stat);
         const bool half_up = work.a.half_up;
         if (further > work.a.weight_bits) return 0;
-        if (further > (half_up ? 8 : 9)) return fixed_mass(work.a, scores, visible, top);
+        if (further > (half_up ? 8 : 9)) return fixed_mass(work.a, table, scores, visible, top);
         uint64_t sum = uint64_t(stat.y & 0xff) << 32 | stat.x;
         const uint32_t last = stat.y >> 8 & 0xff;
         if (further == 0) return half_up ? sum + last : sum;
@@ -163,11 +163,11 @@ struct Fixed {
         return half_up ? sum + carry : sum;
     }
 
-    __device__ static uint32_t weight(const Work& work, uint32_t stored, int top) {
-        return fixed_weight(work.a, stored, top);
+    __device__ static uint32_t weight(const Work& work, const uint32_t* table, uint32_t stored, int top) {
+        return fixed_weight(work.a, table, stored, top);
     }
 
-    __device__ static Sum inside(uint64_t x, uint64_t, Sum) { return x; }
+    __device__ static uint64_t rescale(uint64_t x, uint64_t, uint64_t) { return x; }
 
     __device__ static int word_bits(const Work& work) { return work.a.rng_bits; }
 };

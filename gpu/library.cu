@@ -58,23 +58,16 @@ int device_of(Device& device) {
     return error;
 }
 
-// Scratch of the sequences in sight that streaming tries to keep in the L2.
-constexpr int64_t kScratchBytes = int64_t(12) << 20;
-
-int make_plan(const DecodeArguments& a, const Device& device, const Compiled& compiled, bool modern, Plan& p) {
+int make_plan(const DecodeArguments& a, const Device& device, const Compiled& compiled, Plan& p) {
     const SharedSizes& shared = compiled.shared;
     p = {};
-    const int blocks = a.multiprocessors > 0 ? a.multiprocessors : device.multiprocessors;
-    const int row_bytes = a.head_dim * (a.type == kInt8 ? 1 : 2);
     p.group = a.heads / a.kv_heads;
     p.chunks = ceil_div(a.kv_heads, kScoreWarps);
     p.chunk = ceil_div(a.kv_heads, p.chunks);
     p.chunks = ceil_div(a.kv_heads, p.chunk);
     p.lanes = kScoreWarps / p.chunk;
-    p.stage_bytes = p.lanes * kStepTokens * p.chunk * row_bytes;
-    p.stream = a.stream > 0 ? a.stream == 2 : a.type != kInt8 && int64_t(a.batch) * a.heads > 2 * blocks;
-    const int beside_each_other = p.stream ? 1 : compiled.blocks; // blocks of the score pass on a multiprocessor
-    p.grid = blocks * beside_each_other;
+    p.stage_bytes = p.lanes * kStepTokens * p.chunk * a.head_dim * (a.type == kInt8 ? 1 : 2);
+    p.grid = (a.multiprocessors > 0 ? a.multiprocessors : device.multiprocessors) * compiled.blocks;
 
     // The largest tiles and units that still give every block its share.
     constexpr int kCuts[][2] = {{4, 4}, {4, 2}, {4, 1}, {2, 1}, {1, 1}};
@@ -93,28 +86,19 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     p.unit_tokens = p.lanes * p.tiles_per_unit * p.tile;
     p.tokens = std::max<int64_t>(1, ceil_div<int64_t>(a.max_length, p.unit_tokens)) * p.unit_tokens;
     p.tiles = ceil_div<int64_t>(p.tokens / p.tile, 4) * 4;
-    p.exponent = 62 - log2_ceil(a.samples) - 16 - log2_ceil(a.max_length);
+    p.exponent = std::max(0, 62 - log2_ceil(a.samples) - 16 - log2_ceil(a.max_length));
 
-    const int64_t stat_bytes = a.type == kInt8 ? 16 : 8;
-    const int64_t row_scratch = a.heads * (p.tokens * 2 + p.tiles * stat_bytes);
-    // Idle multiprocessors share the samples of a query head.
-    p.split = 1;
-    while (modern && 2 * p.split <= kMaxSplit && int64_t(a.batch) * a.heads * 2 * p.split <= blocks) p.split *= 2;
-    p.slots = a.batch;
-    if (p.stream && a.slots >= 0) {
-        const int64_t slots = a.slots > 0 ? a.slots : std::max<int64_t>(4, kScratchBytes / row_scratch);
-        p.slots = int(std::min<int64_t>(a.batch, slots));
-    }
-    p.stats_at = aligned(sizeof(Control) + int64_t(8) * a.batch);
-    p.stash_at = p.stats_at + aligned(p.slots * int64_t(a.heads) * p.tiles * stat_bytes);
-    p.bytes = p.stash_at + aligned(p.slots * int64_t(a.heads) * p.tokens * 2);
+    const int64_t rows = int64_t(a.batch) * a.heads, stat_bytes = a.type == kInt8 ? 16 : 8;
+    p.counters_at = aligned(sizeof(Control));
+    p.stats_at = p.counters_at + aligned(rows * kCounterBytes);
+    p.stash_at = p.stats_at + aligned(rows * p.tiles * stat_bytes);
+    p.bytes = p.stash_at + aligned(rows * p.tokens * 2);
 
     // A block of the gather must fit beside those of the scores, to be there when these end.
-    const int beside = product_bytes(p.group) + shared.score + (p.stream ? shared.stream : 0);
-    const int reserved = 1024; // shared memory the system takes of each block
-    const int others = p.stream ? 0 : shared.gather + reserved;
+    constexpr int kReserved = 1024; // shared memory the system takes of each block
+    const int beside = product_bytes(p.group) + shared.score, gather = shared.gather + kReserved;
     const int room = std::min(device.block_shared,
-                              (device.multiprocessor_shared - others) / beside_each_other - reserved) - beside;
+                              (device.multiprocessor_shared - gather) / compiled.blocks - kReserved) - beside;
     p.stages = std::min(room / p.stage_bytes, kMaxStages);
     if (p.stages < 1) return kSharedMemory;
     p.score_shared = p.stages * p.stage_bytes + beside;
@@ -126,9 +110,7 @@ int plan_of(const DecodeArguments& a, Compiled& compiled, Plan& plan) {
     Device device;
     if (!find(a, compiled)) return kNoKernel;
     if (int error = device_of(device)) return error;
-    bool modern;
-    if (int error = compiled.is_modern(modern)) return error;
-    return make_plan(a, device, compiled, modern, plan);
+    return make_plan(a, device, compiled, plan);
 }
 
 // Traces of the scratch, one block a query head; grid (H, B).
@@ -149,17 +131,18 @@ __global__ void trace_kernel(const __grid_constant__ Work work, int32_t* scores,
     const int top = row_top;
     for (int t = threadIdx.x; t < work.p.tiles; t += blockDim.x) {
         const bool real = t < tiles;
-        if (tile_maximum) tile_maximum[row * work.p.tiles + t] = real ? __uint_as_float(stats[t].x) : -INFINITY;
+        if (tile_maximum) tile_maximum[row * work.p.tiles + t] = real ? float(Scheme::maximum(stats[t])) : -INFINITY;
         if (tile_mass) {
             const int64_t at = int64_t(t) * tile;
             tile_mass[row * work.p.tiles + t] =
-                real ? Scheme::mass(work, stats[t], top, stash + at, int(min(int64_t(tile), length - at))) : 0;
+                real ? Scheme::mass(work, work.a.table, stats[t], top, stash + at, int(min(int64_t(tile), length - at)))
+                     : 0;
         }
     }
     for (int64_t n = threadIdx.x; n < work.a.max_length; n += blockDim.x) {
         const int64_t to = row * work.a.max_length + n;
         if (scores) scores[to] = n < length ? int16_t(stash[n]) : 0;
-        if (weights) weights[to] = n < length ? Scheme::weight(work, stash[n], top) : 0;
+        if (weights) weights[to] = n < length ? Scheme::weight(work, work.a.table, stash[n], top) : 0;
     }
 }
 
@@ -260,14 +243,14 @@ int santa_hw_decode(const DecodeArguments* a, cudaStream_t stream) {
     return compiled.launch(work, stream);
 }
 
-// Scores (`fixed`), weights, and each tile's maximum (`sys`) and mass, from the scratch of the call before, which must
-// have kept all sequences. Any pointer may be null.
+// Scores (`fixed`), weights, and each tile's maximum (`sys`) and mass, from the scratch of the call before. Any
+// pointer may be null.
 int santa_hw_trace(const DecodeArguments* a, int32_t* scores, int64_t* weights, float* tile_maximum, int64_t* tile_mass,
                    cudaStream_t stream) {
     Compiled compiled;
     Work work{*a, {}};
     if (int error = plan_of(*a, compiled, work.p)) return error;
-    if (work.p.bytes > a->workspace_bytes || work.p.slots < a->batch) return kWorkspace;
+    if (work.p.bytes > a->workspace_bytes) return kWorkspace;
     if (a->batch == 0) return cudaSuccess;
     const dim3 grid(a->heads, a->batch);
     if (a->type == kInt8) {

@@ -115,32 +115,6 @@ __device__ inline void wait_for_launch() {
 #endif
 }
 
-// The blocks of a cluster: from sm_90 on; before, clusters have one block and none of this is called.
-__device__ inline void cluster_arrive(bool release) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (release) {
-        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    } else {
-        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-    }
-#endif
-}
-
-__device__ inline void cluster_wait() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-// Store to the same place in the shared memory of the cluster's first block.
-__device__ inline void store_first(void* to, uint32_t x) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    uint32_t remote;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(remote) : "r"(shared_address(to)));
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(x) : "memory");
-#endif
-}
-
 // Counters between blocks.
 __device__ inline uint32_t load_acquire(const uint32_t* p) {
     uint32_t x;
@@ -153,11 +127,11 @@ __device__ inline void add_release(uint32_t* p, uint32_t x) {
 }
 
 __device__ inline void wait_until(const uint32_t* p, uint32_t least) {
-    while (load_acquire(p) < least) __nanosleep(100);
+    while (load_acquire(p) < least) __nanosleep(20);
 }
 
 // Named barriers of some of a block's warps; 0 is the whole block's.
-constexpr int kGatherBarrier = 1, kFirstBarrier = 2;
+constexpr int kFirstBarrier = 1;
 
 __device__ inline void barrier_arrive_named(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");

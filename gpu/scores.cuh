@@ -1,4 +1,5 @@
-// The score pass: one warp brings keys into a ring of stages, eight turn them into weights and tile statistics.
+// Scores: one warp brings keys into a ring of stages, eight turn them into dot products. And the score pass of two
+// launches, which turns these into weights and tile statistics in the scratch.
 #pragma once
 
 #include "arguments.cuh"
@@ -31,6 +32,28 @@ constexpr int kStageArrivals = kScoreWarps * 32;
 constexpr int kStageArrivals = kScoreWarps;
 #endif
 
+// Of every kernel that scores: the ring's barriers and the table, before anything else.
+template <class Scheme>
+__device__ inline ScoreShared<Scheme>& score_setup(const Work& work, char* stages) {
+    const Plan& p = work.p;
+    char* behind = stages + p.stages * p.stage_bytes + product_bytes(p.group);
+    auto& shared = *reinterpret_cast<ScoreShared<Scheme>*>(behind);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < p.stages; ++s) {
+            barrier_init(&shared.full[s], kProducerArrivals);
+            barrier_init(&shared.empty[s], kStageArrivals);
+        }
+#if SANTA_BULK_COPY
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+    }
+    if (work.a.table && (1 << work.a.score_frac) <= kTableEntries) {
+        for (int i = threadIdx.x; i < 1 << work.a.score_frac; i += blockDim.x) shared.table[i] = work.a.table[i];
+    }
+    __syncthreads();
+    return shared;
+}
+
 // A stage number and the parity of its round, advancing together.
 struct Stage {
     int index = 0, parity = 0;
@@ -44,12 +67,6 @@ struct Stage {
 
 __device__ inline int chunk_heads(const Work& work, int chunk) {
     return min(work.p.chunk, work.a.kv_heads - chunk * work.p.chunk);
-}
-
-// First of block x's share of `total` units.
-__device__ inline int share_begin(int total, int x, int blocks) {
-    const int share = unsigned(total) / unsigned(blocks), rest = total - share * blocks;
-    return share * x + min(x, rest);
 }
 
 // Producer -----------------------------------------------------------------------------------------------------------
@@ -80,132 +97,156 @@ __device__ inline int step_rows(const Unit& unit, int first) {
     return max(0, min(unit.length - first, kStepTokens));
 }
 
+// Fill the ring's next stage with a step of the unit's runs: a lane has its run's first token and how many tokens.
 template <class Scheme>
-__device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* stages) {
+__device__ inline void fill(const Work& work, ScoreShared<Scheme>& shared, char* stages, const Stage& stage,
+                            const Unit& unit, int first, int rows, bool announce) {
     constexpr int kRowBytes = Scheme::Shape::kRowBytes;
     const Plan& p = work.p;
-    const int lane = threadIdx.x % 32, run_tokens = p.tiles_per_unit * p.tile;
+    const Cache& k = work.a.k;
+    const int lane = threadIdx.x % 32, heads = chunk_heads(work, unit.chunk), row_bytes = heads * kRowBytes;
+    const int lane_bytes = kStepTokens * p.chunk * kRowBytes;
+    // Where a chunk is all KV heads and rows follow each other, a lane copies a whole step of one run.
+    const bool linear = heads == work.a.kv_heads && k.token_stride == row_bytes;
+    [[maybe_unused]] const bool whole = kBulkCopy && linear && k.pages == nullptr;
+    uint64_t* full = &shared.full[stage.index];
+    char* to = stages + stage.index * p.stage_bytes;
+    barrier_wait(&shared.empty[stage.index], stage.parity ^ 1);
+    const int bytes = rows * row_bytes, all = p.lanes == 1 ? bytes : __reduce_add_sync(~0u, bytes);
+    if (lane == 0) {
+        if (announce) shared.unit[stage.index] = unit;
+        stage_expect(full, all);
+    }
+    __syncwarp();
+#if SANTA_BULK_COPY
     const uint64_t policy = evict_first();
+    if (whole) {
+        const char* from = k.data + unit.b * k.outer_stride + int64_t(first) * row_bytes;
+        if (rows > 0) copy_bulk(to + lane * lane_bytes, from, bytes, full, policy);
+    } else {
+        for (int r = 0; r < p.lanes; ++r, to += lane_bytes) {
+            for_runs(work, unit, linear, row_bytes, __shfl_sync(~0u, first, r), __shfl_sync(~0u, rows, r),
+                     [&](int row, const char* keys, int size) {
+                         copy_bulk(to + row * row_bytes, keys, size, full, policy);
+                     });
+        }
+    }
+#else
+    for (int r = 0; r < p.lanes; ++r, to += lane_bytes) {
+        const int begin = __shfl_sync(~0u, first, r), end = begin + __shfl_sync(~0u, rows, r);
+        for (int n = begin; n < end; ++n) {
+            const char* keys =
+                cache_token(k, unit.b, n, &work.control()->error) + unit.chunk * p.chunk * kRowBytes;
+            for (int at = lane * 16; at < row_bytes; at += 512) copy_16(to + (n - begin) * row_bytes + at, keys + at);
+        }
+    }
+#endif
+    stage_issued(full);
+}
+
+template <class Scheme>
+__device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* stages) {
+    const Plan& p = work.p;
+    const int lane = threadIdx.x % 32, run_tokens = p.tiles_per_unit * p.tile;
     Schedule schedule(work);
     Stage stage;
 
-    const auto take = [&] {
-        uint32_t ticket = 0;
-        if (lane == 0) ticket = atomicAdd(&work.control()->ticket, 1u);
-        return int(__shfl_sync(~0u, ticket, 0));
-    };
-
-    // While the kernel ahead drains: find the block's share of the units and tell the consumers what it begins with.
-    // This is a hint: the lengths may still change, and are read again. When streaming, a block takes whatever is next.
-    int total = schedule.begin(), number = share_begin(total, blockIdx.x, p.grid);
+    // While the kernel ahead drains: find the block's first unit and tell the consumers. This is a hint: the lengths may
+    // still change, and are read again. Blocks take units in turns: what is read at a time lies together.
+    int total = schedule.begin();
     Unit unit{-1, 0, 0, 0};
     int found = -1; // number of `unit`
-    if (!p.stream && number < total) {
-        unit = schedule.find(number);
-        found = number;
-    }
+    if (int(blockIdx.x) < total) unit = schedule.find(found = blockIdx.x);
     if (lane == 0) shared.first = unit;
     barrier_arrive_named(kFirstBarrier, kScoreThreads);
-    if (!p.stream) launch_dependents();
     wait_for_launch();
+    launch_dependents(); // not sooner: until here the gather's counters belong to the call before
     if (schedule.changed()) {
         total = schedule.begin();
-        number = share_begin(total, blockIdx.x, p.grid);
         found = -1;
     }
-    const int end = p.stream ? total : share_begin(total, blockIdx.x + 1, p.grid);
-    if (p.stream) number = take();
-    while (number < end) {
-        const int after = p.stream ? take() : number + 1;
+    for (int number = blockIdx.x; number < total; number += p.grid) {
         if (number != found) unit = schedule.find(number);
-        const int heads = chunk_heads(work, unit.chunk), steps = p.tiles_per_unit * p.steps;
-        // The slot's last sequence must have been gathered.
-        if (unit.b >= p.slots) wait_until(work.gathered() + unit.b - p.slots, work.a.heads);
-        __syncwarp();
-        // Where a chunk is all KV heads and rows follow each other, a lane copies a whole step of one run.
-        const bool linear = heads == work.a.kv_heads && work.a.k.token_stride == heads * kRowBytes;
-        [[maybe_unused]] const bool whole = kBulkCopy && linear && work.a.k.pages == nullptr;
-        const int row_bytes = heads * kRowBytes, mine_first = unit.first_token + lane * run_tokens;
-        [[maybe_unused]] const char* from =
-            work.a.k.data + unit.b * work.a.k.outer_stride + int64_t(mine_first) * row_bytes;
         // The stages of a unit, as the consumers count them: the first run is the longest.
-        for (int s = 0; s < steps && unit.first_token + s * kStepTokens < unit.length; ++s) {
-            const int first = unit.first_token + s * kStepTokens;
-            uint64_t* full = &shared.full[stage.index];
-            char* to = stages + stage.index * p.stage_bytes;
-            const int bytes = lane < p.lanes ? step_rows(unit, mine_first + s * kStepTokens) * row_bytes : 0;
-            barrier_wait(&shared.empty[stage.index], stage.parity ^ 1);
-            const int all = p.lanes == 1 ? bytes : __reduce_add_sync(~0u, bytes);
-            if (lane == 0) {
-                if (s == 0) shared.unit[stage.index] = unit;
-                stage_expect(full, all);
-            }
-            __syncwarp();
-#if SANTA_BULK_COPY
-            if (whole) {
-                if (bytes > 0) {
-                    const int offset = lane * (kStepTokens * p.chunk * kRowBytes);
-                    copy_bulk(to + offset, from + s * (kStepTokens * row_bytes), bytes, full, policy);
-                }
-            } else {
-                for (int r = 0; r < p.lanes; ++r, to += kStepTokens * p.chunk * kRowBytes) {
-                    const int begin = first + r * run_tokens;
-                    for_runs(work, unit, linear, row_bytes, begin, step_rows(unit, begin),
-                             [&](int row, const char* keys, int size) {
-                                 copy_bulk(to + row * row_bytes, keys, size, full, policy);
-                             });
-                }
-            }
-#else
-            for (int r = 0; r < p.lanes; ++r, to += kStepTokens * p.chunk * kRowBytes) {
-                const int begin = first + r * run_tokens, rows = step_rows(unit, begin);
-                for (int row = 0; row < rows; ++row) {
-                    const char* keys = cache_token(work.a.k, unit.b, begin + row, &work.control()->error) +
-                                       unit.chunk * p.chunk * kRowBytes;
-                    for (int at = lane * 16; at < row_bytes; at += 512) copy_16(to + row * row_bytes + at, keys + at);
-                }
-            }
-#endif
-            stage_issued(full);
+        const int mine_first = unit.first_token + lane * run_tokens;
+        for (int s = 0; s < p.tiles_per_unit * p.steps && unit.first_token + s * kStepTokens < unit.length; ++s) {
+            const int first = mine_first + s * kStepTokens;
+            fill(work, shared, stages, stage, unit, first, lane < p.lanes ? step_rows(unit, first) : 0, s == 0);
             stage.next(p.stages);
         }
-        number = after;
     }
-    barrier_wait(&shared.empty[stage.index], stage.parity ^ 1);
-    if (lane == 0) {
-        shared.unit[stage.index].b = -1;
-        stage_expect(&shared.full[stage.index], 0);
-    }
-    __syncwarp();
-    stage_issued(&shared.full[stage.index]);
+    fill(work, shared, stages, stage, Unit{-1, 0, 0, 0}, 0, 0, true);
 }
 
 // Consumers ----------------------------------------------------------------------------------------------------------
 
-// Weights or scores and statistics of a tile from its dot products, four query heads at a time.
-template <class Scheme, bool SharedTable>
-__device__ inline void finish_tile(const Work& work, ScoreShared<Scheme>& shared,
-                                   const typename Scheme::Shape::Sum* products, uint16_t* stash, int visible, int t) {
-    using Sum = typename Scheme::Shape::Sum;
-    const int warp = threadIdx.x / 32, group = work.p.group, octet = threadIdx.x % 8;
+// Go through a tile's dot products, four query heads at a time: f(head, octet, x) has those of eight tokens of a head
+// of the group, or of none beyond it.
+template <class S, class F>
+__device__ inline void for_octets(const typename S::Sum* products, int group, F f) {
     for (int first = 0; first < group; first += 4) {
-        const int head = first + threadIdx.x % 32 / 8;
+        const int head = first + threadIdx.x % 32 / 8, octet = threadIdx.x % 8;
         const uint4* from = reinterpret_cast<const uint4*>(products + head * kProductStride + octet * 8);
         const uint4 low = from[0], high = from[1];
         const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        Sum x[8];
+        typename S::Sum x[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) memcpy(&x[e], &words[e], 4);
+        f(head, octet, x);
+    }
+}
+
+// The dot products of a step for a KV head's group.
+template <class S>
+__device__ inline void step_products(const Work& work, const char* keys, int stride, const QueryFragments<S>& query,
+                                     typename S::Sum* to) {
+    if constexpr (S::kInteger) {
+        dot_products<S, int8_t>(keys, stride, query, work.p.group, to);
+    } else if (work.a.type == kBfloat16) {
+        dot_products<S, __nv_bfloat16>(keys, stride, query, work.p.group, to);
+    } else {
+        dot_products<S, __half>(keys, stride, query, work.p.group, to);
+    }
+}
+
+// Queries, from those of a sequence, and score shifts of a KV head's group.
+template <class Scheme>
+__device__ inline void load_queries(const Work& work, ScoreShared<Scheme>& shared, const void* q, int b, int kv,
+                                    QueryFragments<typename Scheme::Shape>& query) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = work.p.group;
+    query.load(group, [&](int head, int u) {
+        const uint4* row = static_cast<const uint4*>(q) + (kv * group + head) * Scheme::Shape::kUnits;
+        return Scheme::query_unit(work, row[u], b, kv * group + head, u);
+    });
+    if (work.a.shift && lane < group) {
+        shared.shift[warp][lane] = work.a.shift[int64_t(b) * work.a.heads + kv * group + lane];
+    }
+}
+
+// Where a warp's dot products of a tile lie.
+template <class S>
+__device__ inline typename S::Sum* warp_products(const Plan& p, char* stages) {
+    return reinterpret_cast<typename S::Sum*>(stages + p.stages * p.stage_bytes +
+                                              threadIdx.x / 32 * (product_bytes(p.group) / kScoreWarps));
+}
+
+// Weights or scores and statistics of a tile, from its dot products to the scratch.
+template <class Scheme, bool SharedTable>
+__device__ inline void finish_tile(const Work& work, ScoreShared<Scheme>& shared,
+                                   const typename Scheme::Shape::Sum* products, uint16_t* stash, int visible, int t) {
+    using S = typename Scheme::Shape;
+    const int warp = threadIdx.x / 32;
+    for_octets<S>(products, work.p.group, [&](int head, int octet, typename S::Sum(&x)[8]) {
         uint4 stored;
         const auto stat = Scheme::template finish<SharedTable>(work, x, visible - octet * 8, shared.shift[warp][head],
                                                                shared.table, stored);
-        if (head < group) {
+        if (head < work.p.group) {
             if (octet * 8 < work.p.tile) {
                 store_policy(reinterpret_cast<uint4*>(stash + head * work.p.tokens + octet * 8), stored, evict_last());
             }
             if (octet == 0) shared.stats[warp][head][t] = stat;
         }
-    }
+    });
 }
 
 template <class Scheme>
@@ -216,30 +257,28 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = work.p.group;
     // Of the unit's runs, of the chunk's KV heads.
     const int run = unsigned(warp) / unsigned(p.chunk), chunk_head = warp - run * p.chunk;
-    auto* products = reinterpret_cast<typename S::Sum*>(stages + p.stages * p.stage_bytes +
-                                                      warp * (product_bytes(group) / kScoreWarps));
+    auto* products = warp_products<S>(p, stages);
     QueryFragments<S> query;
-    int written = -1; // streaming: sequence of the last unit, whose end is to be told
-    const auto tell = [&] {
-        if (written >= 0 && lane == 0) {
-            __threadfence();
-            add_release(work.finished() + written, 1);
-        }
-        written = -1;
+    // Of the KV head at hand, when all that this warp has for it is written.
+    const auto tell = [&](const Unit& unit) {
+        if (unit.b < 0 || run >= p.lanes || chunk_head >= chunk_heads(work, unit.chunk)) return;
+        __threadfence();
+        __syncwarp();
+        const int head = (unit.chunk * p.chunk + chunk_head) * group + lane;
+        if (lane < group) add_release(work.finished(int64_t(unit.b) * work.a.heads + head), 1);
     };
     Stage stage;
     const auto begin = [&](const Unit& unit) {
-        const int kv = unit.chunk * p.chunk + chunk_head;
         if (run >= p.lanes || chunk_head >= chunk_heads(work, unit.chunk)) return;
-        query.load(group, [&](int head, int u) { return Scheme::query_unit(work, unit.b, kv * group + head, u); });
-        if (work.a.shift && lane < group) {
-            shared.shift[warp][lane] = work.a.shift[int64_t(unit.b) * work.a.heads + kv * group + lane];
-        }
+        const char* q = static_cast<const char*>(work.a.q) + int64_t(unit.b) * work.a.heads * S::kRowBytes;
+        load_queries(work, shared, q, unit.b, unit.chunk * p.chunk + chunk_head, query);
     };
     barrier_sync(kFirstBarrier, kScoreThreads);
     Unit unit = shared.first;
     wait_for_launch();
     if (unit.b >= 0) begin(unit); // the first queries are fetched while the first keys are on their way
+    bool writes = false;          // anything of `unit`'s KV head yet
+    Unit ended{-1, 0, 0, 0};      // of the KV head before, which is to be told
 
     for (;;) {
         barrier_wait(&shared.full[stage.index], stage.parity);
@@ -248,14 +287,16 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
         next = {__shfl_sync(~0u, next.b, 0), __shfl_sync(~0u, next.chunk, 0), __shfl_sync(~0u, next.first_token, 0),
                 __shfl_sync(~0u, next.length, 0)};
         const bool known = unit.b == next.b && unit.chunk == next.chunk;
-        unit = next;
-        if (unit.b < 0) {
-            tell();
+        if (!known && writes) ended = unit;
+        if (next.b < 0) {
+            tell(ended);
             return;
         }
-        if (!known) begin(unit);
+        if (!known) begin(next);
+        unit = next;
+        writes = true;
         const int heads = chunk_heads(work, unit.chunk), kv = unit.chunk * p.chunk + chunk_head;
-        const int slot = unsigned(unit.b) % unsigned(p.slots), first_head = kv * group;
+        const int first_head = kv * group;
         const bool works = run < p.lanes && chunk_head < heads;
         const int run_token = unit.first_token + run * p.tiles_per_unit * p.tile;
         const int stride = heads * S::kRowBytes;
@@ -265,25 +306,20 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
             for (int s = 0; s < p.steps && unit.first_token + t * p.tile + s * kStepTokens < unit.length; ++s) {
                 barrier_wait(&shared.full[stage.index], stage.parity);
                 if (works) {
-                    const char* from = keys + stage.index * p.stage_bytes;
-                    auto* to = products + s * kStepTokens;
-                    if constexpr (S::kInteger) {
-                        dot_products<S, int8_t>(from, stride, query, group, to);
-                    } else if (work.a.type == kBfloat16) {
-                        dot_products<S, __nv_bfloat16>(from, stride, query, group, to);
-                    } else {
-                        dot_products<S, __half>(from, stride, query, group, to);
-                    }
+                    step_products(work, keys + stage.index * p.stage_bytes, stride, query, products + s * kStepTokens);
                 }
                 __syncwarp();
                 if (kStageArrivals > kScoreWarps || lane == 0) barrier_arrive(&shared.empty[stage.index]);
                 stage.next(p.stages);
             }
-            if (t == 0) tell(); // by now the last unit's stores have landed: the fence is short
+            if (t == 0) { // by now the stores have landed: the fence is short
+                tell(ended);
+                ended.b = -1;
+            }
             const int base = run_token + t * p.tile;
             if (works && base < unit.length) {
                 tiles = t + 1;
-                uint16_t* stash = work.stash(slot, first_head) + base;
+                uint16_t* stash = work.stash(unit.b, first_head) + base;
                 const int visible = min(p.tile, unit.length - base);
                 if (!S::kInteger || (1 << work.a.score_frac) <= kTableEntries) {
                     finish_tile<Scheme, true>(work, shared, products, stash, visible, t);
@@ -298,13 +334,12 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
             for (int i = lane; i < group * 4; i += 32) {
                 const int head = i / 4, t = i % 4;
                 if (t < tiles) {
-                    Stat* to = work.stats<Stat>(slot, first_head + head) + (run_token >> p.tile_shift) + t;
+                    Stat* to = work.stats<Stat>(unit.b, first_head + head) + (run_token >> p.tile_shift) + t;
                     store_policy(to, shared.stats[warp][head][t], evict_last());
                 }
             }
         }
         __syncwarp();
-        if (p.stream && works) written = unit.b;
     }
 }
 

@@ -33,7 +33,7 @@ class DrawArguments(Structure):
     _fields_ = [("sequence", c_void_p), ("position", c_void_p), ("seed", c_uint32), ("layer", c_int32)]
 
 
-_TUNING = ("steps", "tiles_per_unit", "stream", "slots", "multiprocessors")
+_TUNING = ("steps", "tiles_per_unit", "multiprocessors")
 
 
 class DecodeArguments(Structure):
@@ -62,9 +62,8 @@ class Plan(Structure):
     _fields_ = [
         *[(name, c_int32) for name in ("steps", "tile", "tile_shift", "tiles_per_unit")],
         *[(name, c_int32) for name in ("unit_tokens", "chunk", "chunks", "lanes", "group")],
-        *[(name, c_int32) for name in ("stages", "stage_bytes", "grid", "stream", "slots", "split")],
-        *[(name, c_int32) for name in ("exponent", "score_shared", "gather_shared")],
-        *[(name, c_int64) for name in ("tokens", "tiles", "stats_at", "stash_at", "bytes")],
+        *[(name, c_int32) for name in ("stages", "stage_bytes", "grid", "exponent", "score_shared", "gather_shared")],
+        *[(name, c_int64) for name in ("tokens", "tiles", "counters_at", "stats_at", "stash_at", "bytes")],
     ]
 
 

@@ -177,8 +177,6 @@ TILINGS: tuple[dict[str, int], ...] = (
     dict(steps=1, tiles_per_unit=1),
     dict(steps=4, tiles_per_unit=4),
     dict(steps=2, tiles_per_unit=3),
-    dict(stream=1),
-    dict(stream=2),
 )
 
 
