@@ -36,7 +36,9 @@ struct DecodeArguments {
     int32_t* accumulators;   // [B, H, d]
     // How to cut the work; 0: the plan decides. They change the speed, never a count.
     int32_t steps, tiles_per_unit;
+    int32_t split;           // blocks of the gather that share a query head's samples: 1, 2 or 4
     int32_t multiprocessors; // to plan for
+    int32_t keep;            // the scratch is read afterwards, for traces
 };
 
 // A tile is 16 * steps tokens with a maximum and a mass; a unit is what a block takes at a time: for `chunk` KV heads,
@@ -46,27 +48,35 @@ struct Plan {
     int32_t chunk, chunks, lanes, group;
     int32_t stages, stage_bytes;
     int32_t grid;     // blocks of the score pass
+    int32_t split;    // blocks of the gather that share a query head's samples
     int32_t exponent; // `sys`: a weight of one is 2^(16 + exponent) in fixed-point masses
     int32_t score_shared, gather_shared;
     int64_t tokens, tiles; // of a row of the scratch, padding included
     int64_t counters_at, stats_at, stash_at, bytes;
 };
 
+constexpr int kScoreWarps = 8;   // one KV head each, or several warps a head
+constexpr int kScoreThreads = (kScoreWarps + 1) * 32;
+constexpr int kStepTokens = 16;  // tokens a warp takes from a stage
+constexpr int kMaxStages = 16;
+constexpr int kMaxSplit = 4;
+constexpr int kLineBytes = 128;  // of the L2
+constexpr int kMaxEntries = 2048; // tiles whose statistics the gather keeps in shared memory
+constexpr int kTableEntries = 256; // larger tables stay in global memory
+constexpr int kProductStride = 72; // of the rows of a tile's dot products; 64 would meet the same banks
+
 // Head of the workspace.
 struct Control {
     uint32_t error; // kept until read: 1 a length was out of range, 2 a page number was
 };
-
-// Counters lie apart: atomics of neighbours would queue.
-constexpr int kCounterBytes = 128;
 
 struct Work {
     DecodeArguments a;
     Plan p;
 
     __device__ Control* control() const { return static_cast<Control*>(a.workspace); }
-    // Warps that have written their scores of a query head.
-    __device__ uint32_t* finished(int64_t row) const { return at<uint32_t>(p.counters_at + row * kCounterBytes); }
+    // Warps that have written their scores of a query head. Counters lie lines apart: atomics of neighbours would queue.
+    __device__ uint32_t* finished(int64_t row) const { return at<uint32_t>(p.counters_at + row * kLineBytes); }
     // First of a head's per-tile statistics, and of its 16-bit scores or weights, in the scratch.
     template <typename Stat>
     __device__ Stat* stats(int b, int head) const {
@@ -82,13 +92,5 @@ struct Work {
         return reinterpret_cast<T*>(static_cast<char*>(a.workspace) + offset);
     }
 };
-
-constexpr int kScoreWarps = 8;   // one KV head each, or several warps a head
-constexpr int kScoreThreads = (kScoreWarps + 1) * 32;
-constexpr int kStepTokens = 16;  // tokens a warp takes from a stage
-constexpr int kMaxStages = 16;
-constexpr int kMaxEntries = 2048; // tiles whose statistics the gather keeps in shared memory
-constexpr int kTableEntries = 256; // larger tables stay in global memory
-constexpr int kProductStride = 72; // of the rows of a tile's dot products; 64 would meet the same banks
 
 } // namespace santa

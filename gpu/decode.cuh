@@ -20,38 +20,37 @@ template <class Scheme>
 constexpr int kBlocks =
     Scheme::Shape::kInteger && Scheme::Shape::kHeads == 8 && !Scheme::Shape::kRagged && !kWide<Scheme> ? 2 : 1;
 
-// Warps of a block that gathers for one query head, and samples that a team has in flight.
+// Warps of a block that gathers for one query head, and samples that a team has in flight; where several blocks share a
+// query head, each has kSplitWarps and one sample.
 template <class Scheme>
 constexpr int kHeadWarps = Scheme::Shape::kInteger || kWide<Scheme> ? 8 : 16;
 template <class Scheme>
 constexpr int kInFlight = kWide<Scheme> || !Scheme::Shape::kInteger ? 2 : 4;
+constexpr int kSplitWarps = 8;
 
 // The offset's random word of a query head.
 __device__ inline uint32_t offset_word(const Work& work, int b, int head) {
     return draw_word(work.a.draw, b, Purpose::kOffset, work.a.draw.layer * work.a.heads + head, 0);
 }
 
-// Wait until a counter that only this thread reads is full; leave it empty.
-__device__ inline void take_all(uint32_t* counter, uint32_t full) {
-    wait_until(counter, full);
-    *counter = 0;
-}
-
 // Few enough for a block of the gather to fit beside those of the score pass, a quarter of the warps on each of a
 // multiprocessor's four schedulers; where that can be, and kernels can start early.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kTightRegisters = 88, kCommonRegisters = 88, kLargeRegisters = 128; // its code takes more of them
+constexpr int kGatherRegisters16 = 64;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int kTightRegisters = 80, kCommonRegisters = 96, kLargeRegisters = 168;
+constexpr int kTightRegisters = 96, kCommonRegisters = 96, kLargeRegisters = 168;
+constexpr int kGatherRegisters16 = 80;
 #else
 constexpr int kTightRegisters = 72, kCommonRegisters = 80, kLargeRegisters = 128;
+constexpr int kGatherRegisters16 = 64;
 #endif
 template <class Scheme>
 constexpr int kScoreRegisters = kBlocks<Scheme> == 2                           ? kTightRegisters
                                 : kWide<Scheme> || Scheme::Shape::kHeads == 16 ? kLargeRegisters
                                                                                : kCommonRegisters;
-template <class Scheme>
-constexpr int kGatherRegisters = kWide<Scheme> ? 128 : Scheme::Shape::kInteger ? kTightRegisters : 64;
+template <class Scheme, int Warps>
+constexpr int kGatherRegisters = kWide<Scheme> ? 128 : Warps == 8 ? kTightRegisters : kGatherRegisters16;
 
 template <class Scheme>
 __global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Scheme>)
@@ -65,14 +64,25 @@ __global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Sch
     }
 }
 
-// Grid (H, B). The score pass has begun, and what came before it has ended: it lets this kernel start only then.
-template <class Scheme>
-__global__ void __launch_bounds__(kHeadWarps<Scheme> * 32) __maxnreg__(kGatherRegisters<Scheme>)
+// Grid (H * split, B), clusters of `split`. The score pass has begun, and what came before it has ended: it lets this
+// kernel start only then.
+template <class Scheme, int Warps, int InFlight>
+__global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Scheme, Warps>))
     gather_kernel(const __grid_constant__ Work work) {
     extern __shared__ __align__(128) char dynamic[];
     launch_dependents();
-    auto& shared = *reinterpret_cast<GatherShared<Scheme, kHeadWarps<Scheme>>*>(dynamic);
-    const int head = blockIdx.x, b = blockIdx.y;
+    auto& shared = *reinterpret_cast<GatherShared<Scheme, Warps>*>(dynamic);
+    const int split = work.p.split, head = blockIdx.x / unsigned(split), rank = blockIdx.x - head * split, b = blockIdx.y;
+    if (split > 1) {
+        if (threadIdx.x == 0) {
+            barrier_init(&shared.parts_full, 1);
+            barrier_init_fence();
+            expect_bytes(&shared.parts_full, split * int(sizeof(shared.parts[0])));
+        }
+        __syncwarp();
+        cluster_arrive(false);
+    }
+    uint32_t* finished = work.finished(int64_t(b) * work.a.heads + head);
     const uint32_t word = offset_word(work, b, head);
     if (work.a.table && (1 << work.a.score_frac) <= kTableEntries) {
         for (int i = threadIdx.x; i < 1 << work.a.score_frac; i += blockDim.x) shared.table[i] = work.a.table[i];
@@ -80,11 +90,12 @@ __global__ void __launch_bounds__(kHeadWarps<Scheme> * 32) __maxnreg__(kGatherRe
     if (threadIdx.x == 0) {
         const int length = clamped_length(work.a.lengths, b, work.a.max_length);
         const int units = unsigned(length + work.p.unit_tokens - 1) / unsigned(work.p.unit_tokens);
-        // Blocks take units in turns.
-        take_all(work.finished(int64_t(b) * work.a.heads + head), min(units, work.p.grid) * work.p.lanes);
+        wait_until(finished, min(units, work.p.grid) * work.p.lanes); // blocks take units in turns
     }
     __syncthreads();
-    gather_head<Scheme, kHeadWarps<Scheme>, kInFlight<Scheme>>(work, shared, b, head, word);
+    if (split > 1) cluster_wait(); // the cluster's blocks have all begun
+    gather_head<Scheme, Warps, InFlight>(work, shared, b, head, split, rank, word);
+    if (threadIdx.x == 0 && rank == 0) *finished = 0; // the others have seen it by now
     wait_for_launch(); // whoever waits for this kernel waits for the score pass too
 }
 
@@ -96,10 +107,11 @@ struct SharedSizes {
 
 template <class Scheme, class AnyGroup>
 constexpr SharedSizes shared_sizes() {
-    return {int(sizeof(ScoreShared<Scheme>)), int(sizeof(GatherShared<AnyGroup, kHeadWarps<AnyGroup>>))};
+    constexpr int kWarps = kHeadWarps<AnyGroup> > kSplitWarps ? kHeadWarps<AnyGroup> : kSplitWarps;
+    return {int(sizeof(ScoreShared<Scheme>)), int(sizeof(GatherShared<AnyGroup, kWarps>))};
 }
 
-// Whether a kernel's code, for the current device, knows early starts.
+// Whether a kernel's code, for the current device, knows early starts and clusters.
 template <typename Kernel>
 cudaError_t is_modern(Kernel kernel, bool& modern) {
     cudaFuncAttributes compiled;
@@ -109,7 +121,8 @@ cudaError_t is_modern(Kernel kernel, bool& modern) {
 }
 
 template <typename Kernel>
-cudaError_t start(Kernel kernel, dim3 grid, int threads, int shared, cudaStream_t stream, const Work& work) {
+cudaError_t start(Kernel kernel, dim3 grid, int cluster, int threads, int shared, cudaStream_t stream,
+                  const Work& work) {
     if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared)) {
         return error;
     }
@@ -120,27 +133,32 @@ cudaError_t start(Kernel kernel, dim3 grid, int threads, int shared, cudaStream_
     }
     bool modern;
     if (cudaError_t error = is_modern(kernel, modern)) return error;
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {unsigned(cluster), 1, 1};
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared;
     config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = modern;
+    config.attrs = attributes;
+    config.numAttrs = !modern ? 0 : cluster > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, work);
 }
 
 template <class Scheme, class AnyGroup>
 cudaError_t launch(const Work& work, cudaStream_t stream) {
     const Plan& p = work.p;
-    if (cudaError_t error = start(score_kernel<Scheme>, dim3(p.grid), kScoreThreads, p.score_shared, stream, work)) {
+    if (cudaError_t error = start(score_kernel<Scheme>, dim3(p.grid), 1, kScoreThreads, p.score_shared, stream, work)) {
         return error;
     }
-    return start(gather_kernel<AnyGroup>, dim3(work.a.heads, work.a.batch), kHeadWarps<AnyGroup> * 32, p.gather_shared,
-                 stream, work);
+    constexpr int kWarps = kHeadWarps<AnyGroup>;
+    const auto gather = p.split > 1 ? gather_kernel<AnyGroup, kSplitWarps, 1>
+                                    : gather_kernel<AnyGroup, kWarps, kInFlight<AnyGroup>>;
+    const dim3 grid(work.a.heads * p.split, work.a.batch);
+    return start(gather, grid, p.split, (p.split > 1 ? kSplitWarps : kWarps) * 32, p.gather_shared, stream, work);
 }
 
 // What is compiled for an element type, a head dimension and a group size.
@@ -148,14 +166,16 @@ struct Compiled {
     SharedSizes shared;
     int blocks;
     cudaError_t (*launch)(const Work&, cudaStream_t);
+    cudaError_t (*is_modern)(bool&);
 };
 
 template <template <class> class Kind, typename T, int D>
 Compiled compiled(int group) {
     using Small = Kind<Shape<T, D, 8>>;
     using Large = Kind<Shape<T, D, 16>>;
-    if (group <= 8) return {shared_sizes<Small, Large>(), kBlocks<Small>, launch<Small, Large>};
-    return {shared_sizes<Large, Large>(), kBlocks<Large>, launch<Large, Large>};
+    const auto modern = [](bool& x) { return is_modern(score_kernel<Large>, x); };
+    if (group <= 8) return {shared_sizes<Small, Large>(), kBlocks<Small>, launch<Small, Large>, modern};
+    return {shared_sizes<Large, Large>(), kBlocks<Large>, launch<Large, Large>, modern};
 }
 
 } // namespace santa

@@ -74,6 +74,8 @@ template <class Scheme, int Warps>
 struct alignas(16) GatherShared {
     using S = typename Scheme::Shape;
     typename S::Sum sums[Warps][S::kDim];
+    typename S::Sum parts[kMaxSplit][S::kDim]; // of the cluster's blocks
+    uint64_t parts_full;
     uint64_t masses[kMaxEntries + kMaxEntries / 4]; // of the tiles
     uint64_t upto[Warps * 32];                      // mass up to and with a thread's tiles, of its warp
     uint64_t inside[Warps * 32], share[Warps * 32]; // of a sample: where in its tile's mass, and that
@@ -184,10 +186,11 @@ __device__ inline void load_value(const DecodeArguments& a, int b, int kv, int t
     }
 }
 
-// Work of one query head by a block; `word` is the offset's random word.
+// Work of one query head by a block, or by the `split` blocks of a cluster, which share the samples; `word` is the
+// offset's random word.
 template <class Scheme, int Warps, int InFlight>
-__device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>& shared, int b, int head,
-                                   uint32_t word) {
+__device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>& shared, int b, int head, int split,
+                                   int rank, uint32_t word) {
     using S = typename Scheme::Shape;
     using Stat = typename Scheme::Stat;
     using Sum = typename Scheme::Sum;
@@ -199,7 +202,7 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     const uint32_t* table = (1 << a.score_frac) <= kTableEntries ? shared.table : a.table;
     const int64_t row = int64_t(b) * a.heads + head;
     const Stat* stats = work.stats<Stat>(b, head);
-    const uint16_t* stash = work.stash(b, head);
+    uint16_t* stash = work.stash(b, head);
     const int shift = p.tile_shift;
 
     // The row's maximum. A thread takes neighbouring tiles, and no load waits for the length.
@@ -225,7 +228,11 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     }
     if (a.counts) {
         int32_t* counts = a.counts + row * a.max_length;
-        for (int n = thread; n < a.max_length; n += kThreads) counts[n] = 0;
+        for (int n = rank * kThreads + thread; n < a.max_length; n += split * kThreads) counts[n] = 0;
+        if (split > 1) {
+            cluster_arrive(true);
+            cluster_wait();
+        }
     }
     top = __reduce_max_sync(~0u, top);
     if (lane == 0) shared.warp_top[warp] = top;
@@ -263,21 +270,28 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     for (int w = 0; w < Warps; ++w) total += shared.warp_mass[w];
     const int bits = Scheme::word_bits(work);
     const uint64_t offset = scaled_offset(word >> (32 - bits), total, bits);
-    if (thread == 0) {
+    if (thread == 0 && rank == 0) {
         if (a.mass) a.mass[row] = total;
         if (a.offset) a.offset[row] = offset;
         if (length != __ldcg(a.lengths + b)) atomicOr(&work.control()->error, 1u);
     }
-    const int samples = total > 0 ? a.samples : 0;
+    const int samples = total > 0 ? a.samples : 0, share_end = samples * (rank + 1) / split;
     ValueSums<S> sums;
     const int kv = head / p.group, lane_shift = shift - 3, lane_tokens = 1 << lane_shift;
 #pragma unroll 1
-    for (int window = 0; window < samples; window += kThreads) {
+    for (int window = samples * rank / split; window < share_end; window += kThreads) {
         // A thread finds one sample's tile: the warp, its thread, that thread's tile.
-        if (window + thread < samples) {
+        if (window + thread < share_end) {
             uint64_t x = divide_samples(offset + uint64_t(window + thread) * total, samples);
+            uint64_t reached = 0, before = 0;
             int w = 0;
-            for (; w + 1 < Warps && x >= shared.warp_mass[w]; ++w) x -= shared.warp_mass[w];
+#pragma unroll
+            for (int i = 0; i + 1 < Warps; ++i) {
+                reached += shared.warp_mass[i];
+                w = x >= reached ? i + 1 : w;
+                before = x >= reached ? reached : before;
+            }
+            x -= before;
             const uint64_t* upto = shared.upto + w * 32;
             int t = 0;
 #pragma unroll
@@ -296,7 +310,7 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
             shared.share[thread] = one;
         }
         __syncthreads();
-        const int here = min(samples - window, kThreads);
+        const int here = min(share_end - window, kThreads);
 #pragma unroll 1
         for (int start = 0; start < here; start += kTeams * InFlight) {
             uint4 stored[InFlight];
@@ -330,7 +344,7 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
 #pragma unroll
             for (int i = 0; i < InFlight; ++i) sums.add(a.type, rows[i]);
         }
-        if (window + kThreads < samples) __syncthreads();
+        if (window + kThreads < share_end) __syncthreads();
     }
     sums.reduce(shared.sums[warp]);
     __syncthreads();
@@ -339,8 +353,26 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
         auto x = shared.sums[0][i];
 #pragma unroll
         for (int w = 1; w < Warps; ++w) x += shared.sums[w][i];
-        write_output<S>(a, row, kv, i, x, inverse);
+        if (split > 1) {
+            uint32_t bits;
+            memcpy(&bits, &x, 4);
+            send_first(&shared.parts[rank][i], bits, &shared.parts_full);
+        } else {
+            write_output<S>(a, row, kv, i, x, inverse);
+        }
     }
+    if (rank > 0) return;
+    if (split > 1) {
+        barrier_wait(&shared.parts_full, 0);
+        for (int i = thread; i < S::kDim; i += kThreads) {
+            auto x = shared.parts[0][i];
+            for (int r = 1; r < split; ++r) x += shared.parts[r][i];
+            write_output<S>(a, row, kv, i, x, inverse);
+        }
+    }
+    // Nobody reads the head's scores or weights any more: the L2 need not write them to memory.
+    constexpr int kLineTokens = kLineBytes / int(sizeof(*stash));
+    for (int n = thread * kLineTokens; n < length && !a.keep; n += kThreads * kLineTokens) discard_line(stash + n);
 }
 
 } // namespace santa

@@ -58,7 +58,7 @@ int device_of(Device& device) {
     return error;
 }
 
-int make_plan(const DecodeArguments& a, const Device& device, const Compiled& compiled, Plan& p) {
+int make_plan(const DecodeArguments& a, const Device& device, const Compiled& compiled, bool modern, Plan& p) {
     const SharedSizes& shared = compiled.shared;
     p = {};
     p.group = a.heads / a.kv_heads;
@@ -67,7 +67,8 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     p.chunks = ceil_div(a.kv_heads, p.chunk);
     p.lanes = kScoreWarps / p.chunk;
     p.stage_bytes = p.lanes * kStepTokens * p.chunk * a.head_dim * (a.type == kInt8 ? 1 : 2);
-    p.grid = (a.multiprocessors > 0 ? a.multiprocessors : device.multiprocessors) * compiled.blocks;
+    const int multiprocessors = a.multiprocessors > 0 ? a.multiprocessors : device.multiprocessors;
+    p.grid = multiprocessors * compiled.blocks;
 
     // The largest tiles and units that still give every block its share.
     constexpr int kCuts[][2] = {{4, 4}, {4, 2}, {4, 1}, {2, 1}, {1, 1}};
@@ -85,12 +86,17 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     p.tile_shift = log2_ceil(p.tile);
     p.unit_tokens = p.lanes * p.tiles_per_unit * p.tile;
     p.tokens = std::max<int64_t>(1, ceil_div<int64_t>(a.max_length, p.unit_tokens)) * p.unit_tokens;
+    p.tokens = ceil_div<int64_t>(p.tokens, kLineBytes / 2) * (kLineBytes / 2); // a row is whole lines
     p.tiles = ceil_div<int64_t>(p.tokens / p.tile, 4) * 4;
     p.exponent = std::max(0, 62 - log2_ceil(a.samples) - 16 - log2_ceil(a.max_length));
 
     const int64_t rows = int64_t(a.batch) * a.heads, stat_bytes = a.type == kInt8 ? 16 : 8;
+    // Idle multiprocessors share the samples of a query head.
+    p.split = 1;
+    while (modern && 2 * p.split <= kMaxSplit && rows * 2 * p.split <= multiprocessors) p.split *= 2;
+    if (modern && a.split > 0) p.split = a.split;
     p.counters_at = aligned(sizeof(Control));
-    p.stats_at = p.counters_at + aligned(rows * kCounterBytes);
+    p.stats_at = p.counters_at + aligned(rows * kLineBytes);
     p.stash_at = p.stats_at + aligned(rows * p.tiles * stat_bytes);
     p.bytes = p.stash_at + aligned(rows * p.tokens * 2);
 
@@ -110,7 +116,9 @@ int plan_of(const DecodeArguments& a, Compiled& compiled, Plan& plan) {
     Device device;
     if (!find(a, compiled)) return kNoKernel;
     if (int error = device_of(device)) return error;
-    return make_plan(a, device, compiled, plan);
+    bool modern;
+    if (int error = compiled.is_modern(modern)) return error;
+    return make_plan(a, device, compiled, modern, plan);
 }
 
 // Traces of the scratch, one block a query head; grid (H, B).
@@ -175,6 +183,15 @@ __global__ void union_kernel(const int32_t* counts, int group, int64_t keys, int
     if (threadIdx.x == 0) unique[at] = sum;
 }
 
+// Integers that arrive while the kernel behind has begun.
+__global__ void late_kernel(const int32_t* from, int32_t* to, int count) {
+    launch_dependents();
+    const long long start = clock64();
+    while (clock64() - start < 50000) {
+    }
+    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
+}
+
 // The floor: a kernel that only reads, through the same ring, nobody looking at the bytes.
 __global__ void __launch_bounds__(32, 1) read_kernel(const char* data, int64_t bytes, const char* more, int stages) {
     extern __shared__ __align__(128) char ring[];
@@ -184,7 +201,7 @@ __global__ void __launch_bounds__(32, 1) read_kernel(const char* data, int64_t b
 #if SANTA_BULK_COPY
     if (threadIdx.x != 0) return;
     for (int s = 0; s < stages; ++s) barrier_init(&full[s], 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barrier_init_fence();
     const uint64_t policy = evict_first();
     const int64_t pieces = (bytes + kPiece - 1) / kPiece, all = more ? 2 * pieces : pieces;
     Stage filled, used;
@@ -292,6 +309,12 @@ int santa_hw_read(const void* data, int64_t bytes, const void* more, cudaStream_
     config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, read_kernel, static_cast<const char*>(data), bytes,
                               static_cast<const char*>(more), kStages);
+}
+
+// Copy integers, late; for validation.
+int santa_hw_copy_late(const int32_t* from, int32_t* to, int count, cudaStream_t stream) {
+    late_kernel<<<1, 128, 0, stream>>>(from, to, count);
+    return cudaGetLastError();
 }
 
 // Bytes of the L2 set aside for data that asks to stay (a setting of the whole device): the scratch does.

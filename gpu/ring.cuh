@@ -20,6 +20,19 @@ __device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
+// A barrier that nobody waits on begins anew.
+__device__ inline void barrier_init_again(uint64_t* barrier, int arrivals) {
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+    barrier_init(barrier, arrivals);
+}
+
+// Before the copy engine, or another block, uses barriers.
+__device__ inline void barrier_init_fence() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
 __device__ inline void barrier_arrive(uint64_t* barrier) {
     asm volatile("{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [%0]; }" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -43,15 +56,23 @@ __device__ inline void barrier_wait(uint64_t* barrier, int parity) {
 // Arrivals that complete a stage: the producer's own, and before sm_90 one a lane once its copies have landed.
 constexpr int kProducerArrivals = kBulkCopy ? 1 : 33;
 
-// Announce a stage of `bytes` (lane 0), before the copies start.
-__device__ inline void stage_expect(uint64_t* full, uint32_t bytes) {
-#if SANTA_BULK_COPY
-    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1; }" ::"r"(shared_address(full)),
+// Arrive, and let the barrier wait for so many bytes more.
+__device__ inline void expect_bytes(uint64_t* barrier, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1; }" ::"r"(
+                     shared_address(barrier)),
                  "r"(bytes)
                  : "memory");
-#else
-    barrier_arrive(full);
 #endif
+}
+
+// Announce a stage of `bytes` (lane 0), before the copies start.
+__device__ inline void stage_expect(uint64_t* full, uint32_t bytes) {
+    if (kBulkCopy) {
+        expect_bytes(full, bytes);
+    } else {
+        barrier_arrive(full);
+    }
 }
 
 // All copies of this lane have been issued.
@@ -115,6 +136,42 @@ __device__ inline void wait_for_launch() {
 #endif
 }
 
+// The blocks of a cluster: from sm_90 on; before, clusters have one block and none of this is called.
+__device__ inline void cluster_arrive(bool release) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (release) {
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    } else {
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    }
+#endif
+}
+
+__device__ inline void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Store to the same place in the shared memory of the cluster's first block, where it counts as 4 bytes for the barrier
+// in the same place as `full`.
+__device__ inline void send_first(void* to, uint32_t x, uint64_t* full) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .b32 to, full;"
+                 " mapa.shared::cluster.u32 to, %0, 0;"
+                 " mapa.shared::cluster.u32 full, %2, 0;"
+                 " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %1, [full]; }" ::"r"(
+                     shared_address(to)),
+                 "r"(x), "r"(shared_address(full))
+                 : "memory");
+#endif
+}
+
+// Forget a line of the L2: it need not reach memory.
+__device__ inline void discard_line(void* line) {
+    asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory");
+}
+
 // Counters between blocks.
 __device__ inline uint32_t load_acquire(const uint32_t* p) {
     uint32_t x;
@@ -131,7 +188,7 @@ __device__ inline void wait_until(const uint32_t* p, uint32_t least) {
 }
 
 // Named barriers of some of a block's warps; 0 is the whole block's.
-constexpr int kFirstBarrier = 1;
+constexpr int kFirstBarrier = 1, kSureBarrier = 2;
 
 __device__ inline void barrier_arrive_named(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");

@@ -43,9 +43,7 @@ __device__ inline ScoreShared<Scheme>& score_setup(const Work& work, char* stage
             barrier_init(&shared.full[s], kProducerArrivals);
             barrier_init(&shared.empty[s], kStageArrivals);
         }
-#if SANTA_BULK_COPY
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
+        barrier_init_fence();
     }
     if (work.a.table && (1 << work.a.score_frac) <= kTableEntries) {
         for (int i = threadIdx.x; i < 1 << work.a.score_frac; i += blockDim.x) shared.table[i] = work.a.table[i];
@@ -147,35 +145,55 @@ __device__ inline void fill(const Work& work, ScoreShared<Scheme>& shared, char*
 template <class Scheme>
 __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* stages) {
     const Plan& p = work.p;
-    const int lane = threadIdx.x % 32, run_tokens = p.tiles_per_unit * p.tile;
+    const int lane = threadIdx.x % 32;
     Schedule schedule(work);
+    int total = schedule.begin(), number = blockIdx.x, step = 0; // blocks take units in turns: they read close together
+    Unit unit;
     Stage stage;
-
-    // While the kernel ahead drains: find the block's first unit and tell the consumers. This is a hint: the lengths may
-    // still change, and are read again. Blocks take units in turns: what is read at a time lies together.
-    int total = schedule.begin();
-    Unit unit{-1, 0, 0, 0};
-    int found = -1; // number of `unit`
-    if (int(blockIdx.x) < total) unit = schedule.find(found = blockIdx.x);
-    if (lane == 0) shared.first = unit;
-    barrier_arrive_named(kFirstBarrier, kScoreThreads);
-    wait_for_launch();
-    launch_dependents(); // not sooner: until here the gather's counters belong to the call before
-    if (schedule.changed()) {
-        total = schedule.begin();
-        found = -1;
-    }
-    for (int number = blockIdx.x; number < total; number += p.grid) {
-        if (number != found) unit = schedule.find(number);
+    // Lengths are read while the kernel ahead drains. They may still change, and are read again: until then what they
+    // say is a hint. By the hint stages are filled, so that no key waits for the lengths. Pages do: beyond a row's length
+    // the page table need not hold page numbers. So do more sequences than the schedule compares.
+    enum { kNothing, kHint, kLengths } known = kNothing;
+    const int by_hint = kBulkCopy && work.a.k.pages == nullptr && work.a.batch <= 32 ? p.stages : 0;
+    for (int filled = 0;; ++filled) {
+        if (step == 0) unit = number < total ? schedule.find(number) : Unit{-1, 0, 0, 0};
+        if (known == kNothing) {
+            if (lane == 0) shared.first = unit;
+            barrier_arrive_named(kFirstBarrier, kScoreThreads);
+            wait_for_launch();
+            launch_dependents(); // not sooner: until here the gather's counters belong to the call before
+            known = kHint;
+        }
+        if (known == kHint && (filled == by_hint || unit.b < 0)) {
+            known = kLengths;
+            const bool changed = schedule.changed();
+            if (changed && filled > 0) {
+                // When the copies have landed the stages begin anew: no consumer has seen them.
+                for (int s = 0; s < filled; ++s) barrier_wait(&shared.full[s], 0);
+                __syncwarp();
+                if (lane < filled) barrier_init_again(&shared.full[lane], kProducerArrivals);
+                barrier_init_fence();
+                __syncwarp();
+            }
+            barrier_arrive_named(kSureBarrier, kScoreThreads);
+            if (changed) {
+                total = schedule.begin();
+                number = blockIdx.x;
+                step = 0;
+                stage = {};
+                continue;
+            }
+        }
+        const int first = unit.first_token + lane * p.tiles_per_unit * p.tile + step * kStepTokens;
+        fill(work, shared, stages, stage, unit, first, lane < p.lanes ? step_rows(unit, first) : 0, step == 0);
+        if (unit.b < 0) return;
+        stage.next(p.stages);
         // The stages of a unit, as the consumers count them: the first run is the longest.
-        const int mine_first = unit.first_token + lane * run_tokens;
-        for (int s = 0; s < p.tiles_per_unit * p.steps && unit.first_token + s * kStepTokens < unit.length; ++s) {
-            const int first = mine_first + s * kStepTokens;
-            fill(work, shared, stages, stage, unit, first, lane < p.lanes ? step_rows(unit, first) : 0, s == 0);
-            stage.next(p.stages);
+        if (++step == p.tiles_per_unit * p.steps || unit.first_token + step * kStepTokens >= unit.length) {
+            step = 0;
+            number += p.grid;
         }
     }
-    fill(work, shared, stages, stage, Unit{-1, 0, 0, 0}, 0, 0, true);
 }
 
 // Consumers ----------------------------------------------------------------------------------------------------------
@@ -262,8 +280,7 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
     // Of the KV head at hand, when all that this warp has for it is written.
     const auto tell = [&](const Unit& unit) {
         if (unit.b < 0 || run >= p.lanes || chunk_head >= chunk_heads(work, unit.chunk)) return;
-        __threadfence();
-        __syncwarp();
+        __syncwarp(); // the release covers what the warp has written
         const int head = (unit.chunk * p.chunk + chunk_head) * group + lane;
         if (lane < group) add_release(work.finished(int64_t(unit.b) * work.a.heads + head), 1);
     };
@@ -277,6 +294,7 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
     Unit unit = shared.first;
     wait_for_launch();
     if (unit.b >= 0) begin(unit); // the first queries are fetched while the first keys are on their way
+    barrier_sync(kSureBarrier, kScoreThreads);
     bool writes = false;          // anything of `unit`'s KV head yet
     Unit ended{-1, 0, 0, 0};      // of the KV head before, which is to be told
 

@@ -79,10 +79,12 @@ def tiling(**cut: int) -> Iterator[None]:
         16-token steps of a tile: 1, 2 or 4.
     tiles_per_unit : int
         Neighbouring tiles a warp takes at a time, 1 to 4.
+    split : int
+        Blocks that share a query head's samples: 1, 2 or 4.
     multiprocessors : int
         Blocks to plan for.
     """
-    allowed = {"steps": (1, 2, 4), "tiles_per_unit": (1, 2, 3, 4)}
+    allowed = {"steps": (1, 2, 4), "tiles_per_unit": (1, 2, 3, 4), "split": (1, 2, 4)}
     for name, value in cut.items():
         if name not in (*allowed, "multiprocessors"):
             raise ValueError(f"tiling {name!r} is unknown")
@@ -393,6 +395,7 @@ def _run_sys(
     )
     arguments.scale = scale
     arguments.counts, arguments.mass, arguments.offset = pointer(counts), pointer(mass), pointer(offset)
+    arguments.keep = mass is not None  # a trace comes next
     with torch.cuda.device(q.device):
         library.call("santa_hw_decode", byref(arguments), stream())
 
@@ -568,6 +571,7 @@ def _run_fixed(
     arguments.shift, arguments.table, arguments.output_shift = shift.data_ptr(), table.data_ptr(), pointer(output_shift)
     arguments.counts, arguments.mass, arguments.offset = pointer(counts), pointer(mass), pointer(offset)
     arguments.ternary_counts, arguments.accumulators = pointer(ternary_counts), pointer(accumulators)
+    arguments.keep = scores is not None or weights is not None
     with torch.cuda.device(q.device):
         library.call("santa_hw_decode", byref(arguments), stream())
         if scores is not None or weights is not None:

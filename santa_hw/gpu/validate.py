@@ -21,11 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from santa_hw import gpu
 from santa_hw.datapath import Codes, Draw, Exponents, attend, offset
 from santa_hw.design import Design
-from santa_hw.gpu import attention
+from santa_hw.gpu import attention, library
 from santa_hw.gpu.cases import (
     DESIGNS,
     GROUPS,
     HEAD_DIMS,
+    LENGTHS,
     Case,
     FixedOperands,
     FloatOperands,
@@ -34,6 +35,7 @@ from santa_hw.gpu.cases import (
     sweep,
 )
 from santa_hw.gpu.comparison import compare, golden, run_fixed, trace_fixed, union
+from santa_hw.gpu.operators import stream
 from santa_hw.reference import proportional_budgets, systematic_counts, uniform_budgets
 from santa_hw.rng import Purpose, words
 
@@ -177,6 +179,9 @@ TILINGS: tuple[dict[str, int], ...] = (
     dict(steps=1, tiles_per_unit=1),
     dict(steps=4, tiles_per_unit=4),
     dict(steps=2, tiles_per_unit=3),
+    dict(split=1),
+    dict(split=2),
+    dict(split=4, multiprocessors=3),
 )
 
 
@@ -534,6 +539,34 @@ def streams(seed: int, captured: Path | None) -> Iterator[Outcome]:
         yield Outcome("streams", name, bool(torch.equal(found, expected)), {})
 
 
+def late_lengths(seed: int, captured: Path | None) -> Iterator[Outcome]:
+    """Lengths that are written while the kernel has already begun count, not those that stood there before."""
+    for case in (
+        Case(4, 2, 128),
+        Case(4, 2, 128, LENGTHS * 2),
+        Case(4, 2, 128, page_size=17),
+        Case(4, 2, 128, (1000,)),
+    ):
+        floats, codes = float_operands(case, seed, torch.bfloat16).on_device(), fixed_operands(case, seed)
+        for name, call in (
+            ("sys", _Call(gpu.decode_sys, (), floats | {"samples": codes.design.samples})),
+            ("fixed", _Call(gpu.decode_fixed, (codes.design,), codes.on_device())),
+        ):
+            lengths, q, k = (call.arguments[name] for name in ("lengths", "q", "k"))
+            right, expected = lengths.clone(), call.run().clone()
+            bound = call.arguments.get("max_length")
+            workspace = gpu.workspace(call.method, q, k, samples=codes.design.samples, max_length=bound)
+            out = torch.empty_like(expected)
+            before = {"others": right.flip(0), "longest": torch.full_like(right, int(right.max())), "none": right * 0}
+            for what, stale in before.items():
+                lengths.copy_(stale)
+                torch.cuda.synchronize()
+                library.call("santa_hw_copy_late", right.data_ptr(), lengths.data_ptr(), lengths.numel(), stream())
+                call.run(check=False, out=out, workspace=workspace)
+                passed = bool(torch.equal(out, expected))
+                yield Outcome("late_lengths", f"{name}, {case}, {what} before", passed, {})
+
+
 def unread_values(seed: int, captured: Path | None) -> Iterator[Outcome]:
     """Value rows with count 0 may hold NaN (or any code): the output does not change."""
     for name, call in _calls(seed):
@@ -624,6 +657,7 @@ CHECKS: tuple[Check, ...] = (
     tile_methods,
     graph_replay,
     streams,
+    late_lengths,
     unread_values,
     operators,
     refused,
