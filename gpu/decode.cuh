@@ -4,6 +4,8 @@
 // dependent launch, and waits for its own scores only.
 #pragma once
 
+#include <algorithm>
+
 #include "fixed.cuh"
 #include "gather.cuh"
 #include "scores.cuh"
@@ -20,37 +22,39 @@ template <class Scheme>
 constexpr int kBlocks =
     Scheme::Shape::kInteger && Scheme::Shape::kHeads == 8 && !Scheme::Shape::kRagged && !kWide<Scheme> ? 2 : 1;
 
-// Warps of a block that gathers for one query head, and samples that a team has in flight; where several blocks share a
-// query head, each has kSplitWarps and one sample.
+// The gather: warps of a block that has a query head for itself and samples that a team then has in flight; the same of a
+// block that shares one. Beside two blocks of the score pass only four warps fit.
 template <class Scheme>
-constexpr int kHeadWarps = Scheme::Shape::kInteger || kWide<Scheme> ? 8 : 16;
+constexpr bool kNarrow = Scheme::Shape::kInteger && !kWide<Scheme>;
 template <class Scheme>
-constexpr int kInFlight = kWide<Scheme> || !Scheme::Shape::kInteger ? 2 : 4;
-constexpr int kSplitWarps = 8;
+constexpr int kHeadWarps = kNarrow<Scheme> ? 4 : kWide<Scheme> ? 8 : 16;
+template <class Scheme>
+constexpr int kInFlight = kNarrow<Scheme> ? 4 : 2;
+template <class Scheme>
+constexpr int kSplitWarps = kNarrow<Scheme> ? 4 : 8;
+template <class Scheme>
+constexpr int kSplitInFlight = kNarrow<Scheme> ? 2 : 1;
 
 // The offset's random word of a query head.
 __device__ inline uint32_t offset_word(const Work& work, int b, int head) {
     return draw_word(work.a.draw, b, Purpose::kOffset, work.a.draw.layer * work.a.heads + head, 0);
 }
 
-// Few enough for a block of the gather to fit beside those of the score pass, a quarter of the warps on each of a
-// multiprocessor's four schedulers; where that can be, and kernels can start early.
+// Few enough for a block of the gather to fit beside those of the score pass, warps spread over a multiprocessor's four
+// schedulers; where that can be, and kernels can start early.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kTightRegisters = 88, kCommonRegisters = 88, kLargeRegisters = 128; // its code takes more of them
-constexpr int kGatherRegisters16 = 64;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int kTightRegisters = 96, kCommonRegisters = 96, kLargeRegisters = 168;
-constexpr int kGatherRegisters16 = 80;
+constexpr int kTightRegisters = 80, kCommonRegisters = 96, kLargeRegisters = 168;
 #else
-constexpr int kTightRegisters = 72, kCommonRegisters = 80, kLargeRegisters = 128;
-constexpr int kGatherRegisters16 = 64;
+constexpr int kTightRegisters = 64, kCommonRegisters = 80, kLargeRegisters = 128;
 #endif
 template <class Scheme>
 constexpr int kScoreRegisters = kBlocks<Scheme> == 2                           ? kTightRegisters
                                 : kWide<Scheme> || Scheme::Shape::kHeads == 16 ? kLargeRegisters
                                                                                : kCommonRegisters;
-template <class Scheme, int Warps>
-constexpr int kGatherRegisters = kWide<Scheme> ? 128 : Warps == 8 ? kTightRegisters : kGatherRegisters16;
+template <int Warps>
+constexpr int kGatherRegisters = Warps == 16 ? kTightRegisters : 128;
 
 template <class Scheme>
 __global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Scheme>)
@@ -67,7 +71,7 @@ __global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Sch
 // Grid (H * split, B), clusters of `split`. The score pass has begun, and what came before it has ended: it lets this
 // kernel start only then.
 template <class Scheme, int Warps, int InFlight>
-__global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Scheme, Warps>))
+__global__ void __launch_bounds__(Warps * 32) __maxnreg__(kGatherRegisters<Warps>)
     gather_kernel(const __grid_constant__ Work work) {
     extern __shared__ __align__(128) char dynamic[];
     launch_dependents();
@@ -107,8 +111,8 @@ struct SharedSizes {
 
 template <class Scheme, class AnyGroup>
 constexpr SharedSizes shared_sizes() {
-    constexpr int kWarps = kHeadWarps<AnyGroup> > kSplitWarps ? kHeadWarps<AnyGroup> : kSplitWarps;
-    return {int(sizeof(ScoreShared<Scheme>)), int(sizeof(GatherShared<AnyGroup, kWarps>))};
+    return {int(sizeof(ScoreShared<Scheme>)), int(std::max(sizeof(GatherShared<AnyGroup, kHeadWarps<AnyGroup>>),
+                                                           sizeof(GatherShared<AnyGroup, kSplitWarps<AnyGroup>>)))};
 }
 
 // Whether a kernel's code, for the current device, knows early starts and clusters.
@@ -154,11 +158,15 @@ cudaError_t launch(const Work& work, cudaStream_t stream) {
     if (cudaError_t error = start(score_kernel<Scheme>, dim3(p.grid), 1, kScoreThreads, p.score_shared, stream, work)) {
         return error;
     }
-    constexpr int kWarps = kHeadWarps<AnyGroup>;
-    const auto gather = p.split > 1 ? gather_kernel<AnyGroup, kSplitWarps, 1>
-                                    : gather_kernel<AnyGroup, kWarps, kInFlight<AnyGroup>>;
     const dim3 grid(work.a.heads * p.split, work.a.batch);
-    return start(gather, grid, p.split, (p.split > 1 ? kSplitWarps : kWarps) * 32, p.gather_shared, stream, work);
+    if (p.split > 1) {
+        constexpr int kWarps = kSplitWarps<AnyGroup>;
+        return start(gather_kernel<AnyGroup, kWarps, kSplitInFlight<AnyGroup>>, grid, p.split, kWarps * 32,
+                     p.gather_shared, stream, work);
+    }
+    constexpr int kWarps = kHeadWarps<AnyGroup>;
+    return start(gather_kernel<AnyGroup, kWarps, kInFlight<AnyGroup>>, grid, 1, kWarps * 32, p.gather_shared, stream,
+                 work);
 }
 
 // What is compiled for an element type, a head dimension and a group size.

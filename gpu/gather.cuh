@@ -73,19 +73,20 @@ struct ValueSums {
 template <class Scheme, int Warps>
 struct alignas(16) GatherShared {
     using S = typename Scheme::Shape;
+    static constexpr int kThreads = Warps * 32;
+    // Statistics of a thread's tiles, then in their place the tiles' masses: its i-th is [i][thread].
+    typename Scheme::Stat stats[(kMaxEntries + kThreads - 1) / kThreads][kThreads];
     typename S::Sum sums[Warps][S::kDim];
     typename S::Sum parts[kMaxSplit][S::kDim]; // of the cluster's blocks
     uint64_t parts_full;
-    uint64_t masses[kMaxEntries + kMaxEntries / 4]; // of the tiles
-    uint64_t upto[Warps * 32];                      // mass up to and with a thread's tiles, of its warp
-    uint64_t inside[Warps * 32], share[Warps * 32]; // of a sample: where in its tile's mass, and that
-    int tile[Warps * 32];
+    uint64_t upto[kThreads];                    // mass up to and with a thread's tiles, of its warp
+    uint64_t inside[kThreads], share[kThreads]; // of a sample: where in its tile's mass, and that
+    int tile[kThreads];
     uint64_t warp_mass[Warps];
     int warp_top[Warps];
     uint32_t table[S::kInteger ? kTableEntries : 1];
 
-    // A thread writes neighbours: gaps keep the threads' banks apart.
-    __device__ uint64_t& mass(int t) { return masses[t + (t >> 2)]; }
+    __device__ uint64_t& mass(int i, int thread) { return *reinterpret_cast<uint64_t*>(&stats[i][thread]); }
 };
 
 // Inclusive prefix sum over the eight lanes of a team.
@@ -171,16 +172,16 @@ __device__ inline int find_token(const Work& work, const uint32_t* table, uint4 
     return passed;
 }
 
-// A team's value row, zeros if it is none.
+// A team's value row, zeros if the token is below 0.
 template <class S>
-__device__ inline void load_value(const DecodeArguments& a, int b, int kv, int token, bool real,
+__device__ inline void load_value(const DecodeArguments& a, int b, int kv, int token,
                                   uint4 (&row)[ValueSums<S>::kLaneUnits]) {
     const int member = threadIdx.x % 8;
-    const char* value = real ? cache_token(a.v, b, token) + kv * S::kRowBytes + member * 16 : nullptr;
+    const char* value = token >= 0 ? cache_token(a.v, b, token) + kv * S::kRowBytes + member * 16 : nullptr;
 #pragma unroll
     for (int u = 0; u < ValueSums<S>::kLaneUnits; ++u) {
         row[u] = uint4{0, 0, 0, 0};
-        if (real && (S::kUnits % 8 == 0 || u * 8 + member < S::kUnits)) {
+        if (token >= 0 && (S::kUnits % 8 == 0 || u * 8 + member < S::kUnits)) {
             row[u] = __ldcg(reinterpret_cast<const uint4*>(value + u * 128));
         }
     }
@@ -195,7 +196,6 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     using Stat = typename Scheme::Stat;
     using Sum = typename Scheme::Sum;
     constexpr int kThreads = Warps * 32, kTeams = kThreads / 8;
-    constexpr int kAhead = sizeof(Stat) == 16 ? 3 : 4; // statistics that a thread keeps
     const DecodeArguments& a = work.a;
     const Plan& p = work.p;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, team = thread / 8, member = thread % 8;
@@ -208,24 +208,14 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     // The row's maximum. A thread takes neighbouring tiles, and no load waits for the length.
     const int length = clamped_length(a.lengths, b, a.max_length);
     const int bound = int(p.tiles), own = (bound + kThreads - 1) / kThreads, first = thread * own;
-    const bool fits = bound <= kMaxEntries; // then the tiles' masses are kept
-    const int tiles = (length + (1 << shift) - 1) >> shift, last = min(first + own, tiles);
-    Stat kept[kAhead];
-    const auto load = [&](int at) {
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            if (i < own) kept[i] = __ldcg(stats + min(at + i, bound - 1));
-        }
-    };
+    const bool fits = bound <= kMaxEntries; // then the tiles' statistics and masses are kept
+    for (int i = 0; i < own && fits; ++i) copy_async(&shared.stats[i][thread], stats + min(first + i, bound - 1));
+    copy_async_wait();
+    const int tiles = (length + (1 << shift) - 1) >> shift, held = max(0, min(own, tiles - first));
+    const auto stat_of = [&](int i) { return fits ? shared.stats[i][thread] : __ldcg(stats + first + i); };
     int top = INT_MIN;
-#pragma unroll 1
-    for (int at = first; at < first + own; at += kAhead) {
-        load(at);
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            if (at + i < last) top = max(top, Scheme::maximum(kept[i]));
-        }
-    }
+#pragma unroll 4
+    for (int i = 0; i < held; ++i) top = max(top, Scheme::maximum(stat_of(i)));
     if (a.counts) {
         int32_t* counts = a.counts + row * a.max_length;
         for (int n = rank * kThreads + thread; n < a.max_length; n += split * kThreads) counts[n] = 0;
@@ -245,16 +235,10 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     };
     uint64_t mass = 0;
 #pragma unroll 1
-    for (int at = first; at < last; at += kAhead) {
-        if (own > kAhead) load(at);
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            if (at + i < last) {
-                const uint64_t one = mass_of(at + i, kept[i]);
-                if (fits) shared.mass(at + i) = one;
-                mass += one;
-            }
-        }
+    for (int i = 0; i < held; ++i) {
+        const uint64_t one = mass_of(first + i, stat_of(i));
+        if (fits) shared.mass(i, thread) = one;
+        mass += one;
     }
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -297,15 +281,15 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
 #pragma unroll
             for (int step = 16; step > 0; step /= 2) t += upto[t + step - 1] <= x ? step : 0;
             if (t > 0) x -= upto[t - 1];
-            int found = (w * 32 + t) * own;
-            const int end = min(found + own, tiles) - 1;
+            const int owner = w * 32 + t, end = min(own, tiles - owner * own) - 1;
+            int i = 0;
             uint64_t one;
-            for (;; ++found) {
-                one = fits ? shared.mass(found) : mass_of(found, __ldcg(stats + found));
-                if (x < one || found >= end) break;
+            for (;; ++i) {
+                one = fits ? shared.mass(i, owner) : mass_of(owner * own + i, __ldcg(stats + owner * own + i));
+                if (x < one || i >= end) break;
                 x -= one;
             }
-            shared.tile[thread] = found;
+            shared.tile[thread] = owner * own + i;
             shared.inside[thread] = x;
             shared.share[thread] = one;
         }
@@ -328,7 +312,7 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
                     stored[i].x = __ldcg(reinterpret_cast<const uint32_t*>(weights));
                 }
             }
-            uint4 rows[InFlight][ValueSums<S>::kLaneUnits];
+            int token[InFlight]; // below 0: no sample
 #pragma unroll
             for (int i = 0; i < InFlight; ++i) {
                 const int mine = min(start + i * kTeams + team, here - 1), first_token = shared.tile[mine] << shift;
@@ -336,11 +320,13 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
                 const int passed = find_token<Scheme>(work, table, stored[i], lane_tokens, visible, top,
                                                       shared.inside[mine], shared.share[mine]);
                 // Were a score NaN, weights and masses could disagree: stay inside the cache.
-                const int token = min(first_token + passed, length - 1);
                 const bool real = start + i * kTeams + team < here;
-                load_value<S>(a, b, kv, token, real, rows[i]);
-                if (a.counts && real && member == 0) atomicAdd(a.counts + row * a.max_length + token, 1);
+                token[i] = real ? min(first_token + passed, length - 1) : -1;
+                if (a.counts && real && member == 0) atomicAdd(a.counts + row * a.max_length + token[i], 1);
             }
+            uint4 rows[InFlight][ValueSums<S>::kLaneUnits];
+#pragma unroll
+            for (int i = 0; i < InFlight; ++i) load_value<S>(a, b, kv, token[i], rows[i]);
 #pragma unroll
             for (int i = 0; i < InFlight; ++i) sums.add(a.type, rows[i]);
         }

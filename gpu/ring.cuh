@@ -108,6 +108,19 @@ __device__ inline void copy_16(void* to, const void* from) {
 }
 #endif
 
+// A thread's own copies to shared memory, and the wait for them.
+template <typename X>
+__device__ inline void copy_async(X* to, const X* from) {
+    if constexpr (sizeof(X) == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+    } else {
+        static_assert(sizeof(X) == 8);
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
+    }
+}
+
+__device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 __device__ inline void store_policy(uint32_t* to, uint32_t x, uint64_t policy) {
     asm volatile("st.global.L2::cache_hint.b32 [%0], %1, %2;" ::"l"(to), "r"(x), "l"(policy) : "memory");
 }

@@ -277,12 +277,10 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
     const int run = unsigned(warp) / unsigned(p.chunk), chunk_head = warp - run * p.chunk;
     auto* products = warp_products<S>(p, stages);
     QueryFragments<S> query;
-    // Of the KV head at hand, when all that this warp has for it is written.
-    const auto tell = [&](const Unit& unit) {
-        if (unit.b < 0 || run >= p.lanes || chunk_head >= chunk_heads(work, unit.chunk)) return;
+    // Of a KV head's group, its first query head given, when all that this warp has for it is written.
+    const auto tell = [&](int row) {
         __syncwarp(); // the release covers what the warp has written
-        const int head = (unit.chunk * p.chunk + chunk_head) * group + lane;
-        if (lane < group) add_release(work.finished(int64_t(unit.b) * work.a.heads + head), 1);
+        if (row >= 0 && lane < group) add_release(work.finished(row + lane), 1);
     };
     Stage stage;
     const auto begin = [&](const Unit& unit) {
@@ -295,8 +293,7 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
     wait_for_launch();
     if (unit.b >= 0) begin(unit); // the first queries are fetched while the first keys are on their way
     barrier_sync(kSureBarrier, kScoreThreads);
-    bool writes = false;          // anything of `unit`'s KV head yet
-    Unit ended{-1, 0, 0, 0};      // of the KV head before, which is to be told
+    int row = -1; // first query head, counted over all sequences, of the group that this warp writes for
 
     for (;;) {
         barrier_wait(&shared.full[stage.index], stage.parity);
@@ -304,18 +301,18 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
         if (lane == 0) next = shared.unit[stage.index]; // the lane that gives the stage back
         next = {__shfl_sync(~0u, next.b, 0), __shfl_sync(~0u, next.chunk, 0), __shfl_sync(~0u, next.first_token, 0),
                 __shfl_sync(~0u, next.length, 0)};
-        const bool known = unit.b == next.b && unit.chunk == next.chunk;
-        if (!known && writes) ended = unit;
         if (next.b < 0) {
-            tell(ended);
+            tell(row);
             return;
         }
-        if (!known) begin(next);
+        const bool known = unit.b == next.b && unit.chunk == next.chunk;
         unit = next;
-        writes = true;
+        if (!known) begin(unit);
         const int heads = chunk_heads(work, unit.chunk), kv = unit.chunk * p.chunk + chunk_head;
         const int first_head = kv * group;
         const bool works = run < p.lanes && chunk_head < heads;
+        const int before = row;
+        row = works ? unit.b * work.a.heads + first_head : -1;
         const int run_token = unit.first_token + run * p.tiles_per_unit * p.tile;
         const int stride = heads * S::kRowBytes;
         const char* keys = stages + (run * kStepTokens * p.chunk + chunk_head) * S::kRowBytes;
@@ -330,10 +327,7 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
                 if (kStageArrivals > kScoreWarps || lane == 0) barrier_arrive(&shared.empty[stage.index]);
                 stage.next(p.stages);
             }
-            if (t == 0) { // by now the stores have landed: the fence is short
-                tell(ended);
-                ended.b = -1;
-            }
+            if (t == 0 && !known) tell(before); // by now the stores have landed: the fence is short
             const int base = run_token + t * p.tile;
             if (works && base < unit.length) {
                 tiles = t + 1;
