@@ -8,6 +8,7 @@
 
 #include "fixed.cuh"
 #include "gather.cuh"
+#include "launch.cuh"
 #include "scores.cuh"
 #include "sys.cuh"
 
@@ -59,7 +60,7 @@ constexpr int kGatherRegisters = Warps == 16 ? kTightRegisters : 128;
 template <class Scheme>
 __global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Scheme>)
     score_kernel(const __grid_constant__ Work work) {
-    extern __shared__ __align__(128) char stages[];
+    char* const stages = dynamic_shared();
     auto& shared = score_setup<Scheme>(work, stages);
     if (threadIdx.x / 32 < kScoreWarps) {
         consume<Scheme>(work, shared, stages);
@@ -73,9 +74,8 @@ __global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Sch
 template <class Scheme, int Warps, int InFlight>
 __global__ void __launch_bounds__(Warps * 32) __maxnreg__(kGatherRegisters<Warps>)
     gather_kernel(const __grid_constant__ Work work) {
-    extern __shared__ __align__(128) char dynamic[];
     launch_dependents();
-    auto& shared = *reinterpret_cast<GatherShared<Scheme, Warps>*>(dynamic);
+    auto& shared = *reinterpret_cast<GatherShared<Scheme, Warps>*>(dynamic_shared());
     const int split = work.p.split, head = blockIdx.x / unsigned(split), rank = blockIdx.x - head * split, b = blockIdx.y;
     if (split > 1) {
         if (threadIdx.x == 0) {
@@ -115,58 +115,20 @@ constexpr SharedSizes shared_sizes() {
                                                            sizeof(GatherShared<AnyGroup, kSplitWarps<AnyGroup>>)))};
 }
 
-// Whether a kernel's code, for the current device, knows early starts and clusters.
-template <typename Kernel>
-cudaError_t is_modern(Kernel kernel, bool& modern) {
-    cudaFuncAttributes compiled;
-    const cudaError_t error = cudaFuncGetAttributes(&compiled, kernel);
-    modern = error == cudaSuccess && compiled.ptxVersion >= 90;
-    return error;
-}
-
-template <typename Kernel>
-cudaError_t start(Kernel kernel, dim3 grid, int cluster, int threads, int shared, cudaStream_t stream,
-                  const Work& work) {
-    if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared)) {
-        return error;
-    }
-    // One split of L1 and shared memory for all kernels: a multiprocessor must be empty to change it.
-    if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                                 cudaSharedmemCarveoutMaxShared)) {
-        return error;
-    }
-    bool modern;
-    if (cudaError_t error = is_modern(kernel, modern)) return error;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {unsigned(cluster), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = !modern ? 0 : cluster > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, kernel, work);
-}
-
 template <class Scheme, class AnyGroup>
 cudaError_t launch(const Work& work, cudaStream_t stream) {
     const Plan& p = work.p;
-    if (cudaError_t error = start(score_kernel<Scheme>, dim3(p.grid), 1, kScoreThreads, p.score_shared, stream, work)) {
-        return error;
-    }
-    const dim3 grid(work.a.heads * p.split, work.a.batch);
+    const Grid score{dim3(p.grid), kScoreThreads, p.score_shared, true};
+    if (cudaError_t error = start(score_kernel<Scheme>, score, stream, work)) return error;
+    const dim3 blocks(work.a.heads * p.split, work.a.batch);
     if (p.split > 1) {
         constexpr int kWarps = kSplitWarps<AnyGroup>;
-        return start(gather_kernel<AnyGroup, kWarps, kSplitInFlight<AnyGroup>>, grid, p.split, kWarps * 32,
-                     p.gather_shared, stream, work);
+        const Grid gather{blocks, kWarps * 32, p.gather_shared, true, p.split};
+        return start(gather_kernel<AnyGroup, kWarps, kSplitInFlight<AnyGroup>>, gather, stream, work);
     }
     constexpr int kWarps = kHeadWarps<AnyGroup>;
-    return start(gather_kernel<AnyGroup, kWarps, kInFlight<AnyGroup>>, grid, 1, kWarps * 32, p.gather_shared, stream,
-                 work);
+    const Grid gather{blocks, kWarps * 32, p.gather_shared, true};
+    return start(gather_kernel<AnyGroup, kWarps, kInFlight<AnyGroup>>, gather, stream, work);
 }
 
 // What is compiled for an element type, a head dimension and a group size.

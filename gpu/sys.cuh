@@ -7,15 +7,10 @@
 #pragma once
 
 #include "arguments.cuh"
+#include "arithmetic.cuh"
 #include "fragments.cuh"
 
 namespace santa {
-
-__device__ inline float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // Sum of the two halves of each word, and more.
 __device__ inline uint32_t add_halves(uint4 x, uint32_t sum = 0) {
