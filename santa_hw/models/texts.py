@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from santa_hw.models.defaults import TEXTS, fetch_texts
+from santa_hw.models.defaults import TEXTS, read_text
 from santa_hw.models.download import FetchError
 
 HUB = "hub:"
@@ -33,7 +33,7 @@ def load_text(name: str | Path, *, cache: str | Path | None = None) -> str:
     if str(name).startswith(HUB):
         text = _from_hub(str(name))
     elif str(name) in TEXTS:
-        text = (fetch_texts(cache) / f"{name}.txt").read_text(encoding="utf-8")
+        text = read_text(str(name), cache)
     else:
         text = _from_file(Path(name).expanduser())
     if not text.strip():

@@ -271,7 +271,9 @@ def _build(
     if dut is not None and not dut.is_file():
         raise ValueError(f"--dut {dut}: there is no such file")
     if simulator == "verilator" and len(str(assets.cache()).split()) > 1:
-        raise ValueError(f"SANTA_HW_CACHE = {assets.cache()}: a folder without spaces is allowed, make builds in no other")
+        raise ValueError(
+            f"SANTA_HW_CACHE = {assets.cache()}: a folder without spaces is allowed, make builds in no other"
+        )
     files = sources(block, dut)
     text = package(design)
     how = [simulator, _versions(simulator), ARGUMENTS[simulator], OPTIMISATION]
