@@ -17,7 +17,7 @@ from santa_hw.cli_energy import energy
 from santa_hw.cli_gpu import gpu
 from santa_hw.cli_rtl import cosim, vectors
 from santa_hw.cli_synth import synth
-from santa_hw.console import progress, reporting
+from santa_hw.console import print_table, progress, reporting
 
 if TYPE_CHECKING:
     from santa_hw.design import DesignLike
@@ -299,12 +299,10 @@ def design(
         elif as_toml:
             typer.echo(chosen.to_toml(), nl=False)
         else:
-            from rich.console import Console
-
             from santa_hw.report import design_table
 
             for layer in dict.fromkeys(layers):
-                Console().print(design_table(layer.to_dict(), layer.derived(), str(layer)))
+                print_table(design_table(layer.to_dict(), layer.derived(), str(layer)))
             if isinstance(chosen, Schedule):
                 typer.echo(str(chosen))
 
@@ -536,15 +534,9 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _show(rows: list[dict[str, Any]], plot: Path | None, x: str | None = None) -> None:
-    from rich.console import Console
-
     from santa_hw import report as reports
 
-    console = Console()
-    if not console.is_terminal:
-        # A file or a pipe has no width to keep to.
-        console = Console(width=160)
-    console.print(reports.table(rows))
+    print_table(reports.table(rows))
     if plot is not None:
         reports.plot(rows, plot, x=x)
         _say(f"plot in {plot}")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from santa_hw.console import WIDTH, print_table, reporting
+
 if TYPE_CHECKING:
     from santa_hw.cycles import Machine
     from santa_hw.design import Design
@@ -158,7 +160,6 @@ def energy(
     One table and memory: a bill by stage. Several (or all): which conclusions survive. With --from, cost beside the
     accuracy of a file's design points, and with --target the cost of equal accuracy.
     """
-    from santa_hw.console import reporting
 
     with reporting(), _naming_options(ctx):
         from santa_hw.cycles import Machine
@@ -436,11 +437,11 @@ def _bills(
     console = _console()
     console.print(f"{shape}, {keys} keys", highlight=False)
     if len(tables) * len(memories) == 1:
-        console.print(report_cost.cost_table(rows))
-        console.print(report_cost.stage_table(rows))
+        print_table(report_cost.cost_table(rows))
+        print_table(report_cost.stage_table(rows))
         _print_sources(console, rows)
     else:
-        console.print(report_cost.sensitivity_table(rows))
+        print_table(report_cost.sensitivity_table(rows))
         console.print(report_cost.LIMITS)
     if file is not None:
         _print_overridden(console, file, stated, work)
@@ -493,14 +494,14 @@ def _beside_accuracy(
             score = report_cost.score_name(points)
             reference = pareto.floating_reference(points, table, memory, shape=shape, layout=place)
             equal = [] if target is None else pareto.equal_accuracy(points, target)
-            console.print(report_cost.priced_table(points))
+            print_table(report_cost.priced_table(points))
             if reference is not None:
                 console.print(f"dense-bf16 on the same steps: {report_cost.energy_text(reference)} a token")
             else:
                 differ = ", ".join(pareto.differing(points))
                 console.print(f"rows of several settings ({differ} differ): compare only those of one", highlight=False)
             if target is not None:
-                console.print(report_cost.equal_table(equal, target, score))
+                print_table(report_cost.equal_table(equal, target, score))
             for note in dict.fromkeys(note for point in points for note in point.cost["notes"]):
                 console.print(note, highlight=False)
             rows += [point.cost | {"score": score, "value": float(point.score.mean())} for point in points]
@@ -539,4 +540,4 @@ def _console() -> Any:
 
     console = Console()
     # A file or a pipe has no width to keep to.
-    return console if console.is_terminal else Console(width=160)
+    return console if console.is_terminal else Console(width=WIDTH)

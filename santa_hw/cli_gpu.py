@@ -81,12 +81,10 @@ def bench(
     plot: Annotated[Path | None, typer.Option(help="Plot file: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Time the kernels beside dense attention and the read floors."""
-    from santa_hw.console import progress, reporting
+    from santa_hw.console import print_table, progress, reporting
 
     with reporting():
         import json
-
-        from rich.console import Console
 
         from santa_hw.gpu import bench as benchmark
         from santa_hw.report import check_suffix
@@ -97,11 +95,8 @@ def bench(
         chosen = benchmark.select(methods)
         with progress("Measurements", len(chosen_shapes) * len(chosen)) as (_, advance):
             found = benchmark.run(chosen_shapes, chosen, persist_l2=persist_l2, tick=advance)
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=160)
         for table in benchmark.tables(found):
-            console.print(table)
+            print_table(table)
         if json_file is not None:
             document = {
                 "environment": benchmark.setting(persist_l2),
