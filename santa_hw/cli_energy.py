@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from santa_hw.console import WIDTH, print_table, reporting
+from santa_hw.console import WIDTH, check_files, print_table, reporting
 
 if TYPE_CHECKING:
     from santa_hw.cycles import Machine
@@ -165,7 +165,7 @@ def energy(
         from santa_hw.cycles import Machine
 
         _check_given(ctx, from_file)
-        _check_files(plot, json_file, from_file)
+        _check_files(plot, json_file, from_file, design)
         if not 0 <= keys <= MOST_KEYS:
             raise ValueError(f"--keys {keys}: 0 to {MOST_KEYS} is allowed")
         tables, memories = _tables(table), _memories(memory)
@@ -266,25 +266,14 @@ def _check_methods(ctx: typer.Context, methods: Sequence[str]) -> None:
             )
 
 
-def _check_files(plot: Path | None, json_file: Path | None, from_file: Path | None) -> None:
+def _check_files(plot: Path | None, json_file: Path | None, from_file: Path | None, design: Path | None) -> None:
     if plot is not None:
         from santa_hw.report import check_suffix
 
         check_suffix(plot)
-    named = {"--plot": plot, "--json": json_file, "--from": from_file}
-    files = {option: path for option, path in named.items() if path is not None}
-    for option, path in files.items():
-        if path.is_dir():
-            raise ValueError(f"{option} {path}: it is a folder; a file is allowed")
-        if not path.expanduser().absolute().parent.is_dir():
-            raise ValueError(f"{option} {path}: there is no folder {path.parent}")
-    resolved = [path.resolve() for path in files.values()]
-    if len(set(resolved)) < len(resolved):
-        raise ValueError(f"{next(iter(files.values()))}: files of different names are allowed for --plot, --json and "
-                         "--from")  # fmt: skip
-    for option, path in files.items():
-        if option != "--from" and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-            raise ValueError(f"{option} {path}: it cannot be written; a file or folder that can be is allowed")
+    if from_file is not None and from_file.is_dir():
+        raise ValueError(f"--from {from_file}: it is a folder; a file is allowed")
+    check_files({"--plot": plot, "--json": json_file}, {"--from": from_file, "--design": design})
     if json_file is not None and json_file.exists():
         _check_replaceable(json_file)
 

@@ -23,7 +23,7 @@ def synth(
     json_file: Annotated[Path | None, typer.Option("--json", help="Results as JSON.")] = None,
 ) -> None:
     """Count what RTL is made of: adders, multipliers, memory, register bits, gates, depth; or place it on an FPGA."""
-    from santa_hw.console import print_table, reporting
+    from santa_hw.console import check_files, print_table, reporting
 
     with reporting():
         import json
@@ -40,6 +40,7 @@ def synth(
             raise ValueError("--top has no effect without --dut: leave it out")
         if fpga is not None and liberty is not None:
             raise ValueError("--liberty has no effect with --fpga: leave it out")
+        check_files({"--json": json_file}, {"--dut": dut, "--design": design, "--liberty": liberty})
         chosen = _design(design)
         what: dict[str, Any] = {
             "design": chosen,

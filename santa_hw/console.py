@@ -6,8 +6,9 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -52,6 +53,26 @@ def _stop(code: int, line: str, error: BaseException) -> None:
     notes = getattr(error, "__notes__", [])
     typer.echo("; ".join([line, *notes]), err=True)
     raise typer.Exit(code) from None
+
+
+def check_files(outputs: Mapping[str, Path | None], inputs: Mapping[str, str | Path | None]) -> None:
+    """Refuse files, named by their options, that cannot be written or would take the place of an input or each other.
+
+    Called before a run takes its time.
+    """
+    taken = {Path(path).resolve(): option for option, path in inputs.items() if path is not None}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ValueError(f"{option} {path}: it is a folder; a file is allowed")
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"{option} {path}: there is no folder {path.parent}")
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise ValueError(f"{option} {path}: it cannot be written; a file or folder that can be is allowed")
+        other = taken.setdefault(path.resolve(), option)
+        if other != option:
+            raise ValueError(f"{option} {path}: it is the file of {other}; files of different names are allowed")
 
 
 def print_table(table: Table) -> None:
