@@ -366,7 +366,9 @@ def _stated(file: Path | None) -> dict[str, Any]:
     from santa_hw.design import Design
 
     design = Design.from_toml(file)
-    return {name: getattr(design, name) for name in tomllib.loads(file.read_text(encoding="utf-8")).get("design", {})}
+    return {
+        name: getattr(design, name) for name in tomllib.loads(file.read_text(encoding="utf-8-sig")).get("design", {})
+    }
 
 
 def _print_overridden(console: Any, file: Path, stated: Mapping[str, Any], work: Sequence[Any]) -> None:

@@ -115,3 +115,15 @@ def test_a_cache_that_make_cannot_build_in_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setenv("SANTA_HW_CACHE", str(tmp_path / "my cache"))
     with pytest.raises(ValueError, match=r"SANTA_HW_CACHE = .*my cache: a folder without spaces is allowed"):
         build("verilator")
+
+
+def test_a_file_of_another_encoding_is_compiled(tmp_path: Path, monkeypatch) -> None:
+    """Comments in Latin-1 are no matter to a simulator."""
+    need("icarus")
+    monkeypatch.setenv("SANTA_HW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(simulation, "_compile", lambda *_: None)
+    places = set()
+    for word in ("Zähler", "Zahler"):
+        (dut := tmp_path / "dut.sv").write_text(f"// {word}\nmodule mine; endmodule\n", encoding="latin-1")
+        places.add(simulation._build(rtl.load("mass"), Design(), "icarus", {}, dut, "mine", waves=False))
+    assert len(places) == 2

@@ -40,7 +40,7 @@ def _from_file(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise ValueError(f"data {str(path)!r}: no such file; allowed are a file of JSON lines, or hub:dataset")
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"data {str(path)!r} is not UTF-8 ({error.reason} at byte {error.start})") from error
     records = []
@@ -49,7 +49,7 @@ def _from_file(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"data {str(path)!r}, line {number} is not JSON ({error})") from error
         if not isinstance(record, dict):
             raise ValueError(f"data {str(path)!r}, line {number} is {line[:40]}: a JSON object is allowed")

@@ -45,7 +45,7 @@ def _from_file(path: Path) -> str:
     if not path.is_file():
         raise ValueError(f"text {str(path)!r}: no such text; allowed are {_ALLOWED}")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"text {str(path)!r} is not UTF-8 ({error.reason} at byte {error.start})") from error
 

@@ -277,7 +277,7 @@ def _build(
     files = sources(block, dut)
     text = package(design)
     how = [simulator, _versions(simulator), ARGUMENTS[simulator], OPTIMISATION]
-    what = [text, dict(parameters), top, waves, *(f.read_text("utf-8") for f in files)]
+    what = [text, dict(parameters), top, waves, *(f.read_text("utf-8", "surrogateescape") for f in files)]
     key = hashlib.sha256(json.dumps([*how, *what]).encode()).hexdigest()[:20]
 
     def compile_block(folder: Path) -> None:
