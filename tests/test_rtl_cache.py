@@ -127,3 +127,15 @@ def test_a_file_of_another_encoding_is_compiled(tmp_path: Path, monkeypatch) -> 
         (dut := tmp_path / "dut.sv").write_text(f"// {word}\nmodule mine; endmodule\n", encoding="latin-1")
         places.add(simulation._build(rtl.load("mass"), Design(), "icarus", {}, dut, "mine", waves=False))
     assert len(places) == 2
+
+
+def test_a_verilator_that_is_broken_speaks_for_itself(tmp_path: Path, monkeypatch) -> None:
+    need("verilator")
+    (broken := tmp_path / "verilator").write_text("#!/bin/sh\necho %Error: out of order\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("SANTA_HW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    simulation._versions.cache_clear()
+    with pytest.raises(ValueError, match="verilator cannot compile module exp2_weight: %Error: out of order"):
+        build("verilator")
+    simulation._versions.cache_clear()

@@ -327,13 +327,17 @@ def _digest(folder: Path, files: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _header() -> Path:
+def _header() -> Path | None:
     """Verilator's headers as one that is compiled once: they are most of what a small model's compiler reads.
 
-    Included first, it is used as compiled if the compiler and its flags are the same, and read otherwise.
+    Included first, it is used as compiled if the compiler and its flags are the same, and read otherwise. None where
+    Verilator does not say where they are: what is wrong with it, the model's build will tell.
     """
     root = subprocess.run(["verilator", "--getenv", "VERILATOR_ROOT"], capture_output=True, text=True).stdout.strip()
-    version = (Path(root) / "include" / "verilated.h").stat().st_mtime_ns
+    headers = Path(root) / "include" / "verilated.h"
+    if not headers.is_file():
+        return None
+    version = headers.stat().st_mtime_ns
 
     def precompile(folder: Path) -> None:
         (folder / "model.h").write_text('#include "verilated.h"\n#include "verilated_dpi.h"\n', encoding="ascii")
@@ -355,8 +359,8 @@ def _compile(
 
     log = folder / "build.log"
     with _environment(folder):
-        included = ["-CFLAGS", f"-include {_header()}"] if simulator == "verilator" else []
-        arguments = [*ARGUMENTS[simulator], *included]
+        header = _header() if simulator == "verilator" else None
+        arguments = [*ARGUMENTS[simulator], *(["-CFLAGS", f"-include {header}"] if header else [])]
         runner = get_runner(simulator)
         runner.log.setLevel("ERROR")
         try:
