@@ -6,7 +6,8 @@ import tracemalloc
 
 import pytest
 
-from santa_hw import models
+from santa_hw import models, synth
+from santa_hw.budget.folder import Folder
 from santa_hw.design import Design, Schedule, load_budgets
 from santa_hw.energy import load_memory, load_table
 from santa_hw.sweep import Rows, read_rows
@@ -76,3 +77,28 @@ def test_a_full_disk_leaves_the_file_and_nothing_else(tmp_path, monkeypatch):
         rows.add({"seed": 1})
     assert [file.name for file in tmp_path.iterdir()] == ["rows.json"]
     assert read_rows(tmp_path / "rows.json") == [{"seed": 0}]
+
+
+def test_a_user_that_there_is_not_is_a_file_that_is_not_there():
+    for load, told in (
+        (models.load_text, "no such text"),
+        (models.load_records, "no such file"),
+        (models.load, "not a folder, a file, nor a hub id"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            load("~nobody-of-this-name/file")
+
+
+@pytest.mark.parametrize("content", ["[]", '"run"', "1"])
+def test_a_budget_run_of_another_kind_is_told(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=r"run.json holds no JSON object"), Folder(tmp_path).coordinating({}):
+        pass
+
+
+def test_a_library_of_cells_in_another_encoding_is_told(tmp_path):
+    if lack := synth.missing():
+        pytest.skip(lack)
+    (file := tmp_path / "cells.lib").write_bytes("library (µ) { é".encode("latin-1"))
+    with pytest.raises(ValueError, match="yosys refuses module mass"):
+        synth.netlist("mass", liberty=file)

@@ -193,7 +193,7 @@ def _compile(
 
 
 def _call(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise ValueError(f"the compiler failed: {' '.join(command)}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr

@@ -80,7 +80,7 @@ def pip_download(requirement: str, sha256: str, folder: Path, *, source: bool = 
     options += ["--quiet", "--disable-pip-version-check", "--no-binary" if source else "--only-binary", name]
     command = [sys.executable, "-m", "pip", "download", *options]
     command += ["--dest", str(target), "--requirement", str(requirements)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     files = list(target.glob("*")) if target.is_dir() else []
     if result.returncode or len(files) != 1:
         raise FetchError(f"pip could not download {requirement}: {_pip_error(result.stderr)}")

@@ -6,6 +6,7 @@ import hashlib
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,9 @@ def load(
             raise ValueError(f"{error}; {AGAIN}") from error
     elif text.lower().endswith(".gguf"):
         with stage(f"Reading {text}"):
-            model, tokenizer = read_gguf(Path(text).expanduser(), kind)
-    elif Path(text).expanduser().is_dir():
-        folder = Path(text).expanduser()
+            model, tokenizer = read_gguf(Path(expanduser(text)), kind)
+    elif Path(expanduser(text)).is_dir():
+        folder = Path(expanduser(text))
         if not (folder / "config.json").is_file():
             raise ValueError(f"model {text!r}: the folder has no config.json; {ALLOWED}")
         model, tokenizer = _read(str(folder), kind, local=True)

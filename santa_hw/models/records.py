@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def load_records(name: str | Path) -> list[dict[str, Any]]:
     ValueError
         If there is no such file or data set, a line is no JSON object, or there are no records.
     """
-    records = _from_hub(str(name)) if str(name).startswith(HUB) else _from_file(Path(name).expanduser())
+    records = _from_hub(str(name)) if str(name).startswith(HUB) else _from_file(Path(expanduser(name)))
     if not records:
         raise ValueError(f"data {str(name)!r} is empty: some records are allowed")
     return records

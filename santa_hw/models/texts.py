@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def load_text(name: str | Path, *, cache: str | Path | None = None) -> str:
     elif str(name) in TEXTS:
         text = read_text(str(name), cache)
     else:
-        text = _from_file(Path(name).expanduser())
+        text = _from_file(Path(expanduser(name)))
     if not text.strip():
         raise ValueError(f"text {str(name)!r} is empty: some words are allowed")
     return text
