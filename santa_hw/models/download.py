@@ -102,10 +102,11 @@ def verify_sha256(path: Path, expected: str) -> None:
 
 
 @contextmanager
-def published(folder: Path) -> Iterator[Path]:
+def published(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """A work folder beside `folder`; what the caller leaves in its ``out`` becomes `folder`, all at once.
 
-    A reader sees the whole folder or none. If another process was faster, its folder stays. An exception
+    A reader sees the whole folder or none. If another process was faster, its folder stays, unless this one is to
+    `replace` what is there, which stays until the new folder is whole. An exception
     publishes nothing, and the work folder is removed either way; one that a kill left, a day later.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -116,6 +117,8 @@ def published(folder: Path) -> Iterator[Path]:
         work = Path(name)
         (work / "out").mkdir()
         yield work
+        if replace:
+            remove(folder)
         try:
             (work / "out").rename(folder)
         except OSError:
