@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,9 @@ def folder() -> Path | None:
         place.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=place).close()
         for file in place.glob("*/*.nb[ic]"):
-            if not _is_whole(file):
-                file.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another process was faster
+                if not _is_whole(file):
+                    file.unlink()
     except (OSError, ValueError):  # every process compiles anew: slower, nothing else
         return None
     return place

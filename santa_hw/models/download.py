@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, time
 from typing import TypeVar
@@ -105,14 +105,15 @@ def verify_sha256(path: Path, expected: str) -> None:
 def published(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """A work folder beside `folder`; what the caller leaves in its ``out`` becomes `folder`, all at once.
 
-    A reader sees the whole folder or none. If another process was faster, its folder stays, unless this one is to
-    `replace` what is there, which stays until the new folder is whole. An exception
-    publishes nothing, and the work folder is removed either way; one that a kill left, a day later.
+    A reader sees the whole folder or none. If another process was faster, its folder stays; with `replace`, what is
+    there stays until the new folder is whole. An exception publishes nothing, and the work folder is removed either
+    way; one that a kill left, a day later.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f".{folder.name}-*"):
-        if time() - left.stat().st_mtime > ABANDONED:
-            remove(left)
+        with suppress(FileNotFoundError):  # its own process has removed it
+            if time() - left.stat().st_mtime > ABANDONED:
+                remove(left)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
         work = Path(name)
         (work / "out").mkdir()
