@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from santa_hw.datapath import Codes, Draw
 from santa_hw.datapath.scores import shifts
 from santa_hw.design import Design
-from santa_hw.gpu.operators import DeviceDraw
+from santa_hw.gpu.checks import DeviceDraw
 
 GROUPS = {1: 2, 3: 3, 4: 2, 5: 1, 6: 1, 7: 2, 8: 1, 16: 1}
 """Query heads of a group -> KV heads of the case."""
