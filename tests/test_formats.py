@@ -10,7 +10,7 @@ from exact import FLOATS, TIES, WORDS, check_codes, fmts, modes, run_or_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from santa_hw import formats
+from santa_hw import formats, rounding_loops
 from santa_hw.formats import OVERFLOWS, Format, dequantise, exponent, quantise, requantise, shift_round
 
 # quantise
@@ -125,7 +125,7 @@ def test_input_is_never_written(generator):
 
 
 def test_threads_give_the_codes_of_one_thread(generator, monkeypatch):
-    x = generator.standard_normal(3 * formats._BLOCK + 7) * 40
+    x = generator.standard_normal(3 * rounding_loops._BLOCK + 7) * 40
     for array in (x, x.astype(np.float32)):
         serial = quantise(array, Format(6, 2, symmetric=True))
         monkeypatch.setattr(formats, "_PARALLEL", 1)
