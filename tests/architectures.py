@@ -49,6 +49,7 @@ ARCHITECTURES = {
         **{k: v for k, v in SIZES.items() if k != "intermediate_size"}, ffn_dim=48, word_embed_proj_dim=32
     ),
 }
+DESIGN = Design(samples=16, max_keys=128, q_bits=8, k_bits=8, v_bits=8)
 
 
 def tiny(architecture: str = "llama", seed: int = 0, **changes) -> models.LoadedModel:
@@ -140,9 +141,6 @@ class Recorder:
 
     def layer(self, index):
         return [call for call in self.calls if call.layer == index]
-
-
-DESIGN = Design(samples=16, max_keys=128, q_bits=8, k_bits=8, v_bits=8)
 
 
 def calibrated(loaded, seed, **changes):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from santa_hw import formats
-from santa_hw.formats import OVERFLOWS, ROUNDINGS, Format, shift_round
+from santa_hw.formats import OVERFLOWS, ROUNDINGS, Format
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 WORDS = st.integers(0, 2**32 - 1)
@@ -87,14 +87,6 @@ def run_or_error(run: Callable[[], formats.Quantised], values, fmt, rounding, ov
 
 
 TIES = [-6.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 6.5]
-
-
-def shift_all(values: list[int], shift: int, rounding: str, word: int) -> list[int]:
-    return shift_round(np.array(values), shift, rounding, word if rounding == "stochastic" else None).tolist()
-
-
-def shift_one(x: int, shift: int, rounding: str, word: int) -> int:
-    return shift_all([x], shift, rounding, word)[0]
 
 
 def signed(pattern: int, bits: int) -> int:

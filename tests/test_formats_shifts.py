@@ -6,7 +6,7 @@ from fractions import Fraction
 import numba
 import numpy as np
 import pytest
-from exact import EDGES, INT64, WORDS, exact_round, fmts, modes, run_or_error, shift_all, shift_one, signed
+from exact import EDGES, INT64, WORDS, exact_round, fmts, modes, run_or_error, signed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +42,14 @@ def check_shift(shift_fn: Callable[[list[int], int, str, int], list[int]]) -> No
             for word in (0, 1, 2**31, 2**32 - 1) if rounding == "stochastic" else (0,):
                 expected = [exact_round(Fraction(x, 2 ** min(shift, 300)), rounding, word) for x in values]
                 assert shift_fn(values, shift, rounding, word) == expected, (shift, rounding, word)
+
+
+def shift_all(values: list[int], shift: int, rounding: str, word: int) -> list[int]:
+    return shift_round(np.array(values), shift, rounding, word if rounding == "stochastic" else None).tolist()
+
+
+def shift_one(x: int, shift: int, rounding: str, word: int) -> int:
+    return shift_all([x], shift, rounding, word)[0]
 
 
 def test_shift_round_at_the_edges():
