@@ -9,6 +9,7 @@ import torch
 
 from santa_hw.design import Design
 
+DEVICE_TYPE = "cuda"
 FLOAT_TYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = (64, 80, 96, 128, 256)
 MAX_GROUP = 16
@@ -106,7 +107,7 @@ def check_call(
     if q.ndim != 3 or q.shape[2] not in HEAD_DIMS:
         dims = ", ".join(map(str, HEAD_DIMS))
         raise ValueError(f"q has shape {tuple(q.shape)}: (B, H, d) with d one of {dims} is allowed")
-    if q.device.type != "cuda":
+    if q.device.type != DEVICE_TYPE:
         raise ValueError(f"q lies on {q.device}: a CUDA device is allowed")
     batch, heads, _ = q.shape
     check_tensor("q", q, tuple(q.shape), dtypes, q.device)

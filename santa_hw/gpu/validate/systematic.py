@@ -27,10 +27,13 @@ def sys_counts(seed: int, captured: Path | None) -> Iterator[Outcome]:
     """Counts sum to S, equal a float64 reference on the kernel's own weights and masses, and give the output."""
     for number, case, dtype, samples in float_variants():
         operands = float_operands(case, seed + number, dtype)
-        yield _sys_counts(operands, f"{case}, {dtype_name(dtype)}, S {samples}", samples)
+        yield counts_outcome(operands, f"{case}, {dtype_name(dtype)}, S {samples}", samples)
 
 
-def _sys_counts(operands: FloatOperands, shape: str, samples: int, arguments: dict[str, Any] | None = None) -> Outcome:
+def counts_outcome(
+    operands: FloatOperands, shape: str, samples: int, arguments: dict[str, Any] | None = None
+) -> Outcome:
+    """One call's counts, offsets and output, against float64 references on its own weights and masses."""
     arguments = operands.on_device() if arguments is None else arguments
     batch, heads, _ = operands.q.shape
     keys, group = operands.k.shape[1], heads // operands.k.shape[2]
@@ -128,7 +131,7 @@ def sys_beyond_32_bits(seed: int, captured: Path | None) -> Iterator[Outcome]:
     arguments = operands.on_device()
     for name in ("k", "v"):
         arguments[name] = far_apart(arguments[name])
-    outcome = _sys_counts(operands, f"B 1, group 4 x 1, d 64, N {LARGE_KEYS}, bfloat16, S 128", 128, arguments)
+    outcome = counts_outcome(operands, f"B 1, group 4 x 1, d 64, N {LARGE_KEYS}, bfloat16, S 128", 128, arguments)
     yield dataclasses.replace(outcome, name="sys_beyond_32_bits")
 
 
