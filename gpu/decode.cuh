@@ -7,6 +7,7 @@
 
 #include "fixed.cuh"
 #include "gather.cuh"
+#include "launch.cuh"
 #include "scores.cuh"
 #include "sys.cuh"
 
@@ -98,9 +99,7 @@ __device__ inline ScoreShared<Scheme>& score_setup(const Work& work, char* stage
             barrier_init(&shared.full[s], kProducerArrivals);
             barrier_init(&shared.empty[s], kStageArrivals);
         }
-#if SANTA_BULK_COPY
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
+        barrier_init_fence();
     }
     if (work.a.table && (1 << work.a.score_frac) <= kTableEntries) {
         for (int i = threadIdx.x; i < 1 << work.a.score_frac; i += blockDim.x) shared.table[i] = work.a.table[i];
@@ -125,7 +124,7 @@ constexpr int kGatherRegisters =
 template <class Scheme>
 __global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Scheme>)
     score_kernel(const __grid_constant__ Work work) {
-    extern __shared__ __align__(128) char stages[];
+    SANTA_DYNAMIC_SHARED(stages);
     auto& shared = score_setup<Scheme>(work, stages);
     if (threadIdx.x / 32 < kScoreWarps) {
         consume<Scheme>(work, shared, stages);
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Sch
 
 template <class Scheme>
 __global__ void __launch_bounds__(kStreamThreads, 1) stream_kernel(const __grid_constant__ Work work) {
-    extern __shared__ __align__(128) char stages[];
+    SANTA_DYNAMIC_SHARED(stages);
     auto& shared = score_setup<Scheme>(work, stages);
     const int warp = threadIdx.x / 32;
     if (warp < kScoreWarps) {
@@ -165,7 +164,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1) stream_kernel(const __grid_
 template <class Scheme, int InFlight>
 __global__ void __launch_bounds__(kHeadWarps * 32) __maxnreg__((kGatherRegisters<Scheme, InFlight>))
     gather_kernel(const __grid_constant__ Work work) {
-    extern __shared__ __align__(128) char dynamic[];
+    SANTA_DYNAMIC_SHARED(dynamic);
     launch_dependents();
     auto& shared = *reinterpret_cast<GatherShared<Scheme, kHeadWarps, InFlight>*>(dynamic);
     const int split = work.p.split, head = blockIdx.x / unsigned(split), b = blockIdx.y;
@@ -187,53 +186,15 @@ constexpr SharedSizes shared_sizes() {
             int(sizeof(GatherShared<Scheme, kHeadWarps, kInFlight<Scheme>>))};
 }
 
-// Whether a kernel's code, for the current device, knows early starts, clusters and bulk copies.
-template <typename Kernel>
-cudaError_t is_modern(Kernel kernel, bool& modern) {
-    cudaFuncAttributes compiled;
-    const cudaError_t error = cudaFuncGetAttributes(&compiled, kernel);
-    modern = error == cudaSuccess && compiled.ptxVersion >= 90;
-    return error;
-}
-
-template <typename Kernel>
-cudaError_t start(Kernel kernel, dim3 grid, int cluster, int threads, int shared, cudaStream_t stream,
-                  const Work& work) {
-    if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared)) {
-        return error;
-    }
-    // One split of L1 and shared memory for all kernels: a multiprocessor must be empty to change it.
-    if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                                 cudaSharedmemCarveoutMaxShared)) {
-        return error;
-    }
-    bool modern;
-    if (cudaError_t error = is_modern(kernel, modern)) return error;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {unsigned(cluster), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = !modern ? 0 : cluster > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, kernel, work);
-}
-
 template <class Scheme, class AnyGroup>
 cudaError_t launch(const Work& work, cudaStream_t stream) {
     const Plan& p = work.p;
-    if (p.stream) return start(stream_kernel<Scheme>, dim3(p.grid), 1, kStreamThreads, p.score_shared, stream, work);
-    if (cudaError_t error = start(score_kernel<Scheme>, dim3(p.grid), 1, kScoreThreads, p.score_shared, stream, work)) {
-        return error;
-    }
-    const auto gather = p.split > 1 ? gather_kernel<AnyGroup, 1> : gather_kernel<AnyGroup, kInFlight<AnyGroup>>;
+    if (p.stream) return start(stream_kernel<Scheme>, {dim3(p.grid), kStreamThreads, p.score_shared, true}, stream, work);
+    const Grid score{dim3(p.grid), kScoreThreads, p.score_shared, true};
+    if (cudaError_t error = start(score_kernel<Scheme>, score, stream, work)) return error;
+    const auto kernel = p.split > 1 ? gather_kernel<AnyGroup, 1> : gather_kernel<AnyGroup, kInFlight<AnyGroup>>;
     const dim3 blocks(work.a.heads * p.split, work.a.batch);
-    return start(gather, blocks, p.split, kHeadWarps * 32, p.gather_shared, stream, work);
+    return start(kernel, {blocks, kHeadWarps * 32, p.gather_shared, true, p.split}, stream, work);
 }
 
 // What is compiled for an element type, a head dimension and a group size.

@@ -8,16 +8,10 @@
 #include <climits>
 
 #include "arguments.cuh"
+#include "arithmetic.cuh"
 #include "fragments.cuh"
 
 namespace santa {
-
-// A shift by the word's width or more gives zero, as the contract has it and CUDA C++ has not.
-__device__ inline uint32_t shift_right(uint32_t x, int shift) {
-    uint32_t y;
-    asm("shr.u32 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(shift));
-    return y;
-}
 
 // The low four bits, one a byte.
 __device__ inline uint32_t spread(uint32_t x) { return ((x & 15) * 0x00204081u) & 0x01010101u; }

@@ -42,22 +42,6 @@ X ceil_div(X a, X b) {
 
 int64_t aligned(int64_t bytes) { return ceil_div<int64_t>(bytes, 256) * 256; }
 
-struct Device {
-    int multiprocessors, block_shared, multiprocessor_shared;
-};
-
-int device_of(Device& device) {
-    int id;
-    cudaError_t error = cudaGetDevice(&id);
-    const auto get = [&](int& value, cudaDeviceAttr attribute) {
-        if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, id);
-    };
-    get(device.multiprocessors, cudaDevAttrMultiProcessorCount);
-    get(device.block_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    get(device.multiprocessor_shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-    return error;
-}
-
 // Scratch of the sequences in sight that streaming tries to keep in the L2.
 constexpr int64_t kScratchBytes = int64_t(12) << 20;
 
@@ -194,14 +178,14 @@ __global__ void union_kernel(const int32_t* counts, int group, int64_t keys, int
 
 // The floor: a kernel that only reads, through the same ring, nobody looking at the bytes.
 __global__ void __launch_bounds__(32, 1) read_kernel(const char* data, int64_t bytes, const char* more, int stages) {
-    extern __shared__ __align__(128) char ring[];
+    SANTA_DYNAMIC_SHARED(ring);
     constexpr int kPiece = 32768;
     __shared__ uint64_t full[kMaxStages];
     wait_for_launch();
 #if SANTA_BULK_COPY
     if (threadIdx.x != 0) return;
     for (int s = 0; s < stages; ++s) barrier_init(&full[s], 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barrier_init_fence();
     const uint64_t policy = evict_first();
     const int64_t pieces = (bytes + kPiece - 1) / kPiece, all = more ? 2 * pieces : pieces;
     Stage filled, used;
@@ -256,7 +240,9 @@ int santa_hw_decode(const DecodeArguments* a, cudaStream_t stream) {
     if (int error = plan_of(*a, compiled, work.p)) return error;
     if (work.p.bytes > a->workspace_bytes) return kWorkspace;
     if (a->batch == 0) return cudaSuccess;
-    if (a->ternary && a->ternary_counts) ternary_kernel<<<dim3(a->heads, a->batch), 32, 0, stream>>>(work);
+    if (a->ternary && a->ternary_counts) {
+        if (int error = start(ternary_kernel, {dim3(a->heads, a->batch), 32}, stream, work)) return error;
+    }
     return compiled.launch(work, stream);
 }
 
@@ -269,22 +255,19 @@ int santa_hw_trace(const DecodeArguments* a, int32_t* scores, int64_t* weights, 
     if (int error = plan_of(*a, compiled, work.p)) return error;
     if (work.p.bytes > a->workspace_bytes || work.p.slots < a->batch) return kWorkspace;
     if (a->batch == 0) return cudaSuccess;
-    const dim3 grid(a->heads, a->batch);
+    const Grid grid{dim3(a->heads, a->batch), 512};
     if (a->type == kInt8) {
-        trace_kernel<Fixed<Shape<int8_t, 64, 8>>>
-            <<<grid, 512, 0, stream>>>(work, scores, weights, nullptr, tile_mass);
-    } else {
-        trace_kernel<Sys<Shape<uint16_t, 64, 8>>>
-            <<<grid, 512, 0, stream>>>(work, nullptr, weights, tile_maximum, tile_mass);
+        const auto trace = trace_kernel<Fixed<Shape<int8_t, 64, 8>>>;
+        return start(trace, grid, stream, work, scores, weights, nullptr, tile_mass);
     }
-    return cudaGetLastError();
+    const auto trace = trace_kernel<Sys<Shape<uint16_t, 64, 8>>>;
+    return start(trace, grid, stream, work, nullptr, weights, tile_maximum, tile_mass);
 }
 
 int santa_hw_union(const int32_t* counts, int batch, int kv_heads, int group, int64_t keys, int32_t* unique,
                    cudaStream_t stream) {
     if (batch == 0) return cudaSuccess;
-    union_kernel<<<dim3(kv_heads, batch), 512, 0, stream>>>(counts, group, keys, unique);
-    return cudaGetLastError();
+    return start(union_kernel, {dim3(kv_heads, batch), 512}, stream, counts, group, keys, unique);
 }
 
 // Read `bytes` (a multiple of 16) at `data` and, if not null, at `more`.
@@ -294,25 +277,12 @@ int santa_hw_read(const void* data, int64_t bytes, const void* more, cudaStream_
     if (int error = device_of(device)) return error;
     const int shared = kStages * 32768;
     if (device.block_shared < shared + 1024) return kSharedMemory;
-    if (cudaError_t error = cudaFuncSetAttribute(read_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared)) {
-        return error;
-    }
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(device.multiprocessors);
-    config.blockDim = dim3(32);
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, read_kernel, static_cast<const char*>(data), bytes,
-                              static_cast<const char*>(more), kStages);
+    return start(read_kernel, {dim3(device.multiprocessors), 32, shared, true}, stream, static_cast<const char*>(data),
+                 bytes, static_cast<const char*>(more), kStages);
 }
 
 // Bytes of the L2 set aside for data that asks to stay (a setting of the whole device): the scratch does.
-int santa_hw_persist_l2(int64_t bytes) { return cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, size_t(bytes)); }
+int santa_hw_persist_l2(int64_t bytes) { return persist_l2(bytes); }
 
 const char* santa_hw_error(int code) {
     switch (code) {

@@ -14,10 +14,20 @@ namespace santa {
 
 constexpr bool kBulkCopy = SANTA_BULK_COPY;
 
+// The block's shared memory whose size its launch gives.
+#define SANTA_DYNAMIC_SHARED(name) extern __shared__ __align__(128) char name[]
+
 __device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
 __device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Before the copy engine uses barriers.
+__device__ inline void barrier_init_fence() {
+#if SANTA_BULK_COPY
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
 }
 
 __device__ inline void barrier_arrive(uint64_t* barrier) {

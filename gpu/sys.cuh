@@ -7,6 +7,7 @@
 #pragma once
 
 #include "arguments.cuh"
+#include "arithmetic.cuh"
 #include "fragments.cuh"
 
 namespace santa {
@@ -18,12 +19,6 @@ __device__ inline int ordered(float x) {
 }
 
 __device__ inline float unordered(int bits) { return __int_as_float(bits ^ (bits >> 31 & 0x7fffffff)); }
-
-__device__ inline float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 template <class S>
 struct Sys {
@@ -82,8 +77,7 @@ struct Sys {
     // Where in the tile's own weights (sum `own`) lies position x of its share.
     __device__ static Sum inside(uint64_t x, uint64_t share, Sum own) {
         const double whole = double(share);
-        double inverse; // one part in 10^6, then Newton twice
-        asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(inverse) : "d"(whole));
+        double inverse = rough_inverse(whole); // then Newton twice
         inverse = fma(fma(-whole, inverse, 1.0), inverse, inverse);
         inverse = fma(fma(-whole, inverse, 1.0), inverse, inverse);
         return min(Sum((double(x) + 0.5) * double(own) * inverse), own - 1);

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from santa_hw.compiled import compiled
 from santa_hw.datapath import parallel
 from santa_hw.design import Design
-from santa_hw.formats import smallest_exponent
+from santa_hw.rounding_loops import smallest_exponent
 
 LOG2E = math.log2(math.e)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from santa_hw.compiled import compiled
 from santa_hw.design import Design
-from santa_hw.formats import shift_saturate
+from santa_hw.rounding_loops import shift_saturate
 
 # One bit less than the significand: the rounding addend is added before the floor.
 _FLOAT32_BITS, _FLOAT64_BITS = 23, 52

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from santa_hw.compiled import compiled
-from santa_hw.formats import shift_saturate
+from santa_hw.rounding_loops import shift_saturate
 
 
 @compiled
