@@ -51,6 +51,11 @@ class Rows:
                 self._part.unlink()
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror}") from error
+        try:
+            # Others write NaN and infinity, which JSON lacks: the file could not be written again.
+            json.dumps(self.rows, allow_nan=False)
+        except ValueError as error:
+            raise ValueError(f"{path} holds NaN or infinity: numbers of JSON, or null, are allowed") from error
         self._known = {row_key(row): row for row in self.rows}
 
     def find(self, row: Mapping[str, Any]) -> Row | None:
@@ -105,7 +110,7 @@ def read_rows(path: str | Path) -> list[Row]:
         There is no such file, or it is not a JSON list of objects.
     """
     try:
-        rows = json.loads(Path(path).read_text(encoding="utf-8-sig"), parse_constant=_refuse_constant)
+        rows = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -113,11 +118,6 @@ def read_rows(path: str | Path) -> list[Row]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} holds no list of rows; allowed: a file that santa-hw accuracy wrote, or none")
     return rows
-
-
-def _refuse_constant(name: str) -> None:
-    """Python reads NaN and Infinity, which others write; what holds them could not be written again."""
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def row_key(row: Mapping[str, Any], *, without: Iterable[str] = ()) -> str:
