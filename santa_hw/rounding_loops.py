@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 import numba
 import numpy as np
 
+from santa_hw.compiled import compiled
+
 Rounding = Literal["floor", "half_up", "half_even", "toward_zero", "stochastic"]
 Overflow = Literal["saturate", "wrap", "error"]
 
@@ -28,7 +30,7 @@ _TWO_63 = 2.0**63
 # Scalars
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def shift_half_up(x: int, shift: int) -> np.int64:
     """Shift right by `shift` >= 0 and round half up: ``floor(x / 2**shift + 1/2)``, exact for every int64.
 
@@ -42,7 +44,7 @@ def shift_half_up(x: int, shift: int) -> np.int64:
     return (np.int64(x) >> np.int64(shift)) + ((np.int64(x) >> np.int64(shift - 1)) & np.int64(1))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def shift_saturate(x: int, shift: int, limit_lo: int, limit_hi: int) -> np.int64:
     """Shift right by `shift` (half up) or left by ``-shift``, then clamp to ``[limit_lo, limit_hi]``.
 
@@ -69,7 +71,7 @@ def shift_saturate(x: int, shift: int, limit_lo: int, limit_hi: int) -> np.int64
     return np.int64(min(max(code, lo), hi))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _shift_right(x, shift, mode, word):  # type: ignore[no-untyped-def]
     """``x / 2**shift`` for shift > 0, rounded by `mode`; `word` is the stochastic word (0 otherwise)."""
     value = np.int64(x)
@@ -93,7 +95,7 @@ def _shift_right(x, shift, mode, word):  # type: ignore[no-untyped-def]
     return floor + np.int64(up)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def smallest_exponent(top, bits, e_min, e_max):  # type: ignore[no-untyped-def]
     """:func:`santa_hw.formats.exponent` of one finite magnitude, for compiled loops."""
     if top == 0.0:
@@ -111,7 +113,7 @@ def smallest_exponent(top, bits, e_min, e_max):  # type: ignore[no-untyped-def]
 # Loops over arrays (1-D, contiguous)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def half_even_block(x, scale, lo, hi, codes):  # type: ignore[no-untyped-def]
     """The hot path: half even, saturating, limits below 2**50. Returns (saturations, non-finite values)."""
     saturations = 0
@@ -131,7 +133,7 @@ def half_even_block(x, scale, lo, hi, codes):  # type: ignore[no-untyped-def]
     return saturations, broken
 
 
-@numba.njit(cache=True, nogil=True, parallel=True)
+@compiled(nogil=True, parallel=True)
 def half_even_blocks(x, scale, lo, hi, codes):  # type: ignore[no-untyped-def]
     saturations = 0
     broken = 0
@@ -144,7 +146,7 @@ def half_even_blocks(x, scale, lo, hi, codes):  # type: ignore[no-untyped-def]
     return saturations, broken
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _wrap(code, bits, signed):  # type: ignore[no-untyped-def]
     """Low `bits` (1 to 63) of a 64-bit word, sign extended if `signed`."""
     spare = np.int64(64 - bits)
@@ -154,7 +156,7 @@ def _wrap(code, bits, signed):  # type: ignore[no-untyped-def]
     return np.int64(top >> np.uint64(spare))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def quantise_loop(x, scale, mode, overflow, bits, signed, lo, hi, words, codes):  # type: ignore[no-untyped-def]
     """Every mode at every width up to 63 bits.
 
@@ -205,7 +207,7 @@ def quantise_loop(x, scale, mode, overflow, bits, signed, lo, hi, words, codes):
     return saturations, -1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def shift_loop(x, shift, mode, overflow, bits, signed, lo, hi, words, codes):  # type: ignore[no-untyped-def]
     """Integer counterpart of `quantise_loop`: shift right (or left if negative), then the overflow rule."""
     saturations = 0

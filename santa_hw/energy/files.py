@@ -171,7 +171,7 @@ class _Document:
                 raise ValueError(f"{option} = {str(name)!r}{hint}: allowed are {', '.join(built_in)}, or a .toml file")
             path = assets.path("energy") / f"{name}.toml"
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
             content = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{path}: not TOML: {error}") from error

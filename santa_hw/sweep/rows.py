@@ -51,6 +51,11 @@ class Rows:
                 self._part.unlink()
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error.strerror}") from error
+        try:
+            # Others write NaN and infinity, which JSON lacks: the file could not be written again.
+            json.dumps(self.rows, allow_nan=False)
+        except ValueError as error:
+            raise ValueError(f"{path} holds NaN or infinity: numbers of JSON, or null, are allowed") from error
         self._known = {row_key(row): row for row in self.rows}
 
     def find(self, row: Mapping[str, Any]) -> Row | None:
@@ -81,11 +86,14 @@ class Rows:
 
     def _write(self) -> None:
         text = "[\n" + ",\n".join(json.dumps(row, allow_nan=False) for row in self.rows) + "\n]\n"
-        with self._part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(self._part, self.path)
+        try:
+            with self._part.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(self._part, self.path)
+        finally:
+            self._part.unlink(missing_ok=True)
 
     @property
     def _part(self) -> Path:
@@ -102,10 +110,10 @@ def read_rows(path: str | Path) -> list[Row]:
         There is no such file, or it is not a JSON list of objects.
     """
     try:
-        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+        rows = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}); allowed: a list of rows") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} holds no list of rows; allowed: a file that santa-hw accuracy wrote, or none")
