@@ -5,6 +5,8 @@ import platform
 import pytest
 
 from santa_hw.gpu import build as building
+from santa_hw.gpu.library import KernelError
+from santa_hw.gpu.library import library as load
 
 NVCC = """#!/bin/sh
 echo called "$@" >> {log}
@@ -75,3 +77,10 @@ def test_another_machine_builds_anew(nvcc, monkeypatch):
     library = building.build("sm_90")
     monkeypatch.setattr(platform, "machine", lambda: "riscv128")
     assert building.build("sm_90") != library
+
+
+def test_a_library_that_cannot_be_loaded_is_told(tmp_path):
+    library = tmp_path / building.LIBRARY
+    library.write_text("from a newer machine")
+    with pytest.raises(KernelError, match=f"without {tmp_path} it is built anew"):
+        load(library)
