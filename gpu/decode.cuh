@@ -60,7 +60,7 @@ constexpr int kGatherRegisters = Warps == 16 ? kTightRegisters : 128;
 template <class Scheme>
 __global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Scheme>)
     score_kernel(const __grid_constant__ Work work) {
-    char* const stages = dynamic_shared();
+    SANTA_DYNAMIC_SHARED(stages);
     auto& shared = score_setup<Scheme>(work, stages);
     if (threadIdx.x / 32 < kScoreWarps) {
         consume<Scheme>(work, shared, stages);
@@ -74,8 +74,9 @@ __global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Sch
 template <class Scheme, int Warps, int InFlight>
 __global__ void __launch_bounds__(Warps * 32) __maxnreg__(kGatherRegisters<Warps>)
     gather_kernel(const __grid_constant__ Work work) {
+    SANTA_DYNAMIC_SHARED(dynamic);
     launch_dependents();
-    auto& shared = *reinterpret_cast<GatherShared<Scheme, Warps>*>(dynamic_shared());
+    auto& shared = *reinterpret_cast<GatherShared<Scheme, Warps>*>(dynamic);
     const int split = work.p.split, head = blockIdx.x / unsigned(split), rank = blockIdx.x - head * split, b = blockIdx.y;
     if (split > 1) {
         if (threadIdx.x == 0) {

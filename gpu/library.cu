@@ -178,7 +178,7 @@ __global__ void late_kernel(const int32_t* from, int32_t* to, int count) {
 
 // The floor: a kernel that only reads, through the same ring, nobody looking at the bytes.
 __global__ void __launch_bounds__(32, 1) read_kernel(const char* data, int64_t bytes, const char* more, int stages) {
-    char* const ring = dynamic_shared();
+    SANTA_DYNAMIC_SHARED(ring);
     constexpr int kPiece = 32768;
     __shared__ uint64_t full[kMaxStages];
     wait_for_launch();

@@ -15,10 +15,7 @@ namespace santa {
 constexpr bool kBulkCopy = SANTA_BULK_COPY;
 
 // The block's shared memory whose size its launch gives.
-__device__ inline char* dynamic_shared() {
-    extern __shared__ __align__(128) char bytes[];
-    return bytes;
-}
+#define SANTA_DYNAMIC_SHARED(name) extern __shared__ __align__(128) char name[]
 
 __device__ inline uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 

@@ -51,10 +51,16 @@ def path(name: str) -> Path:
 def cache() -> Path:
     """The folder of everything that santa-hw downloads, converts or builds; it need not exist.
 
-    ``$SANTA_HW_CACHE``, else ``$XDG_CACHE_HOME/santa-hw``, else ``~/.cache/santa-hw``.
+    ``$SANTA_HW_CACHE``, else ``$XDG_CACHE_HOME/santa-hw``, else ``~/.cache/santa-hw``; absolute, as compilers run
+    elsewhere. ValueError for a user without a home, such as a container's.
     """
-    if own := os.environ.get("SANTA_HW_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "santa-hw"
-    return Path.home() / ".cache" / "santa-hw"
+    try:
+        if own := os.environ.get("SANTA_HW_CACHE"):
+            return Path(own).expanduser().absolute()
+        if shared := os.environ.get("XDG_CACHE_HOME"):
+            return Path(shared).expanduser().absolute() / "santa-hw"
+        return Path.home() / ".cache" / "santa-hw"
+    except RuntimeError as error:
+        raise ValueError(
+            "this user has no home folder: SANTA_HW_CACHE=FOLDER names where builds and downloads go"
+        ) from error

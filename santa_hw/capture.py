@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,10 @@ from santa_hw.datapath import Codes, Draw
 from santa_hw.design import Design
 
 _FORMAT = "santa-hw capture 1"
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile)
+# RuntimeError: what zipfile takes for another version, method or encryption.
+_UNREADABLE = (
+    OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error
+)  # fmt: skip
 _ARRAYS = ("layers", "positions", "q", "exponents", "k", "v", "v_exponents")
 
 

@@ -17,7 +17,7 @@ from santa_hw.cli_energy import energy
 from santa_hw.cli_gpu import gpu
 from santa_hw.cli_rtl import cosim, vectors
 from santa_hw.cli_synth import synth
-from santa_hw.console import progress, reporting
+from santa_hw.console import check_files, print_table, progress, reporting
 
 if TYPE_CHECKING:
     from santa_hw.design import DesignLike
@@ -226,7 +226,7 @@ def accuracy(
             raise ValueError(f"--calibration has no effect with method {method}: leave it out")
         size = window if task == "perplexity" else context
         sweep.check_keys(points, size)
-        _check_plot(plot, json_file)
+        _check_plot(plot, {"--json": json_file, "--text": text, "--data": data, "--design": design, "--model": model})
         rows = sweep.Rows(json_file)
         with _keeping(json_file):
             _say(f"Loading {model}")
@@ -269,7 +269,7 @@ def report(
     with reporting():
         from santa_hw import sweep
 
-        _check_plot(plot, file)
+        _check_plot(plot, {"FILE": file})
         _show(sweep.read_rows(file), plot, x)
 
 
@@ -299,12 +299,10 @@ def design(
         elif as_toml:
             typer.echo(chosen.to_toml(), nl=False)
         else:
-            from rich.console import Console
-
             from santa_hw.report import design_table
 
             for layer in dict.fromkeys(layers):
-                Console().print(design_table(layer.to_dict(), layer.derived(), str(layer)))
+                print_table(design_table(layer.to_dict(), layer.derived(), str(layer)))
             if isinstance(chosen, Schedule):
                 typer.echo(str(chosen))
 
@@ -323,7 +321,7 @@ def calibrate(
     with reporting():
         from santa_hw import sweep
 
-        _check_folder(out)
+        check_files({"--out": out}, {"--text": text, "--model": model})
         _say(f"Loading {model}")
         found = sweep.open_calibration(_load(model, device, dtype), text=text, windows=windows, window=window)
         found.save(out)
@@ -352,7 +350,8 @@ def capture(
         from santa_hw.design import Design
         from santa_hw.evaluate.perplexity import windows
 
-        _check_folder(out)
+        inputs = {"--text": text, "--model": model, "--design": design, "--calibration": calibration}
+        check_files({"--out": out}, inputs)
         chosen = Design() if design is None else Design.from_toml(design)
         if positions > window:
             raise ValueError(f"--positions {positions}: at most the window's {window} tokens is allowed")
@@ -477,20 +476,13 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _check_plot(plot: Path | None, rows: Path) -> None:
+def _check_plot(plot: Path | None, inputs: Mapping[str, str | Path | None]) -> None:
     if plot is None:
         return
     from santa_hw.report import check_suffix
 
     check_suffix(plot)
-    _check_folder(plot)
-    if plot.resolve() == rows.resolve():
-        raise ValueError(f"--plot {plot} is the file of the rows: another name is allowed")
-
-
-def _check_folder(path: Path) -> None:
-    if not path.expanduser().absolute().parent.is_dir():
-        raise ValueError(f"{path}: there is no folder {path.parent}")
+    check_files({"--plot": plot}, inputs)
 
 
 # Running and showing ------------------------------------------------------------------------------
@@ -536,15 +528,9 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _show(rows: list[dict[str, Any]], plot: Path | None, x: str | None = None) -> None:
-    from rich.console import Console
-
     from santa_hw import report as reports
 
-    console = Console()
-    if not console.is_terminal:
-        # A file or a pipe has no width to keep to.
-        console = Console(width=160)
-    console.print(reports.table(rows))
+    print_table(reports.table(rows))
     if plot is not None:
         reports.plot(rows, plot, x=x)
         _say(f"plot in {plot}")

@@ -197,8 +197,9 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from santa_hw.console import print_table
 
     table = Table("layer", "S", "uniform")
     for name in ("S", "uniform"):
@@ -207,7 +208,7 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
         table.add_row(str(layer), str(size), str(even))
     table.add_section()
     table.add_row("sum", str(sum(found["samples"])), str(sum(found["uniform"])))
-    Console().print(table)
+    print_table(table)
     rewards = found["rewards"]
     quarter = max(1, len(rewards) // 4)
     first, last = (sum(part) / quarter for part in (rewards[:quarter], rewards[-quarter:]))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from santa_hw.console import WIDTH, check_files, print_table, reporting
+
 if TYPE_CHECKING:
     from santa_hw.cycles import Machine
     from santa_hw.design import Design
@@ -158,13 +160,12 @@ def energy(
     One table and memory: a bill by stage. Several (or all): which conclusions survive. With --from, cost beside the
     accuracy of a file's design points, and with --target the cost of equal accuracy.
     """
-    from santa_hw.console import reporting
 
     with reporting(), _naming_options(ctx):
         from santa_hw.cycles import Machine
 
         _check_given(ctx, from_file)
-        _check_files(plot, json_file, from_file)
+        _check_files(plot, json_file, from_file, design)
         if not 0 <= keys <= MOST_KEYS:
             raise ValueError(f"--keys {keys}: 0 to {MOST_KEYS} is allowed")
         tables, memories = _tables(table), _memories(memory)
@@ -265,25 +266,14 @@ def _check_methods(ctx: typer.Context, methods: Sequence[str]) -> None:
             )
 
 
-def _check_files(plot: Path | None, json_file: Path | None, from_file: Path | None) -> None:
+def _check_files(plot: Path | None, json_file: Path | None, from_file: Path | None, design: Path | None) -> None:
     if plot is not None:
         from santa_hw.report import check_suffix
 
         check_suffix(plot)
-    named = {"--plot": plot, "--json": json_file, "--from": from_file}
-    files = {option: path for option, path in named.items() if path is not None}
-    for option, path in files.items():
-        if path.is_dir():
-            raise ValueError(f"{option} {path}: it is a folder; a file is allowed")
-        if not path.expanduser().absolute().parent.is_dir():
-            raise ValueError(f"{option} {path}: there is no folder {path.parent}")
-    resolved = [path.resolve() for path in files.values()]
-    if len(set(resolved)) < len(resolved):
-        raise ValueError(f"{next(iter(files.values()))}: files of different names are allowed for --plot, --json and "
-                         "--from")  # fmt: skip
-    for option, path in files.items():
-        if option != "--from" and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-            raise ValueError(f"{option} {path}: it cannot be written; a file or folder that can be is allowed")
+    if from_file is not None and from_file.is_dir():
+        raise ValueError(f"--from {from_file}: it is a folder; a file is allowed")
+    check_files({"--plot": plot, "--json": json_file}, {"--from": from_file, "--design": design})
     if json_file is not None and json_file.exists():
         _check_replaceable(json_file)
 
@@ -376,7 +366,9 @@ def _stated(file: Path | None) -> dict[str, Any]:
     from santa_hw.design import Design
 
     design = Design.from_toml(file)
-    return {name: getattr(design, name) for name in tomllib.loads(file.read_text(encoding="utf-8")).get("design", {})}
+    return {
+        name: getattr(design, name) for name in tomllib.loads(file.read_text(encoding="utf-8-sig")).get("design", {})
+    }
 
 
 def _print_overridden(console: Any, file: Path, stated: Mapping[str, Any], work: Sequence[Any]) -> None:
@@ -436,11 +428,11 @@ def _bills(
     console = _console()
     console.print(f"{shape}, {keys} keys", highlight=False)
     if len(tables) * len(memories) == 1:
-        console.print(report_cost.cost_table(rows))
-        console.print(report_cost.stage_table(rows))
+        print_table(report_cost.cost_table(rows))
+        print_table(report_cost.stage_table(rows))
         _print_sources(console, rows)
     else:
-        console.print(report_cost.sensitivity_table(rows))
+        print_table(report_cost.sensitivity_table(rows))
         console.print(report_cost.LIMITS)
     if file is not None:
         _print_overridden(console, file, stated, work)
@@ -493,14 +485,14 @@ def _beside_accuracy(
             score = report_cost.score_name(points)
             reference = pareto.floating_reference(points, table, memory, shape=shape, layout=place)
             equal = [] if target is None else pareto.equal_accuracy(points, target)
-            console.print(report_cost.priced_table(points))
+            print_table(report_cost.priced_table(points))
             if reference is not None:
                 console.print(f"dense-bf16 on the same steps: {report_cost.energy_text(reference)} a token")
             else:
                 differ = ", ".join(pareto.differing(points))
                 console.print(f"rows of several settings ({differ} differ): compare only those of one", highlight=False)
             if target is not None:
-                console.print(report_cost.equal_table(equal, target, score))
+                print_table(report_cost.equal_table(equal, target, score))
             for note in dict.fromkeys(note for point in points for note in point.cost["notes"]):
                 console.print(note, highlight=False)
             rows += [point.cost | {"score": score, "value": float(point.score.mean())} for point in points]
@@ -539,4 +531,4 @@ def _console() -> Any:
 
     console = Console()
     # A file or a pipe has no width to keep to.
-    return console if console.is_terminal else Console(width=160)
+    return console if console.is_terminal else Console(width=WIDTH)

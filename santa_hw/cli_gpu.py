@@ -37,7 +37,7 @@ def validate(
     seed: Annotated[int, typer.Option(help="Seed of the random operands.", min=0)] = 0,
 ) -> None:
     """Check the kernels against the golden model and the float64 references; exit code 1 if a check fails."""
-    from santa_hw.console import progress, reporting
+    from santa_hw.console import check_files, progress, reporting
 
     with reporting():
         import json
@@ -46,6 +46,7 @@ def validate(
         from santa_hw.gpu import validate as validation
         from santa_hw.gpu.environment import environment, require_gpu
 
+        check_files({"--json": json_file}, {"--captured": captured})
         checks = validation.select(only)
         require_gpu()
         if record is not None:
@@ -81,27 +82,23 @@ def bench(
     plot: Annotated[Path | None, typer.Option(help="Plot file: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Time the kernels beside dense attention and the read floors."""
-    from santa_hw.console import progress, reporting
+    from santa_hw.console import check_files, print_table, progress, reporting
 
     with reporting():
         import json
 
-        from rich.console import Console
-
         from santa_hw.gpu import bench as benchmark
         from santa_hw.report import check_suffix
 
+        check_files({"--json": json_file, "--plot": plot}, {})
         if plot is not None:
             check_suffix(plot)
         chosen_shapes = benchmark.SHAPES if shapes is None else tuple(part.strip() for part in shapes.split(","))
         chosen = benchmark.select(methods)
         with progress("Measurements", len(chosen_shapes) * len(chosen)) as (_, advance):
             found = benchmark.run(chosen_shapes, chosen, persist_l2=persist_l2, tick=advance)
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=160)
         for table in benchmark.tables(found):
-            console.print(table)
+            print_table(table)
         if json_file is not None:
             document = {
                 "environment": benchmark.setting(persist_l2),

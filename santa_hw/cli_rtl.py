@@ -35,7 +35,7 @@ def cosim(
     junit: Annotated[Path | None, typer.Option(help="Results as JUnit XML.")] = None,
 ) -> None:
     """Run RTL in a simulator against the golden model; stop at the first difference."""
-    from santa_hw.console import progress, reporting
+    from santa_hw.console import check_files, progress, reporting
 
     with reporting():
         from santa_hw import rtl
@@ -45,6 +45,8 @@ def cosim(
             raise ValueError("--dut, --parameter and --captured: name the block that they are for")
         if top is not None and dut is None:
             raise ValueError("--top has no effect without --dut: leave it out")
+        inputs = {"--dut": dut, "--design": design, "--captured": captured}
+        check_files({"--json": json_file, "--junit": junit}, inputs)
         if block is None:
             chosen, blocks = _design(design), [rtl.load(name) for name in rtl.NAMES]
         else:

@@ -23,12 +23,10 @@ def synth(
     json_file: Annotated[Path | None, typer.Option("--json", help="Results as JSON.")] = None,
 ) -> None:
     """Count what RTL is made of: adders, multipliers, memory, register bits, gates, depth; or place it on an FPGA."""
-    from santa_hw.console import reporting
+    from santa_hw.console import check_files, print_table, reporting
 
     with reporting():
         import json
-
-        from rich.console import Console
 
         from santa_hw import fpga as placing
         from santa_hw import synth as synthesis
@@ -42,6 +40,7 @@ def synth(
             raise ValueError("--top has no effect without --dut: leave it out")
         if fpga is not None and liberty is not None:
             raise ValueError("--liberty has no effect with --fpga: leave it out")
+        check_files({"--json": json_file}, {"--dut": dut, "--design": design, "--liberty": liberty})
         chosen = _design(design)
         what: dict[str, Any] = {
             "design": chosen,
@@ -55,10 +54,7 @@ def synth(
         else:
             placements = [placing.place(name, fpga, **what) for name in names]
             found, shown = [placement.to_dict() for placement in placements], placing.table(placements)
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=160)
-        console.print(shown)
+        print_table(shown)
         if json_file is not None:
             document = {"design": chosen.to_dict(), "blocks": found}
             json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -466,9 +466,9 @@ class Schedule:
                 if i in by_layer:
                     raise ValueError(f"{path}: layer {i} is named twice: once is allowed")
                 by_layer[i] = design
-        missing = sorted(set(range(max(by_layer, default=0) + 1)) - set(by_layer))
-        if missing:
-            raise ValueError(f"{path}: the schedule misses layer {missing[0]}: every layer must be named once")
+        missing = next((i for i in range(max(by_layer, default=0) + 1) if i not in by_layer), None)
+        if missing is not None:
+            raise ValueError(f"{path}: the schedule misses layer {missing}: every layer must be named once")
         return cls(tuple(by_layer[i] for i in sorted(by_layer)))
 
 
@@ -605,8 +605,8 @@ def _read_toml(path: str | Path) -> dict[str, Any]:
 
 def _parse_toml(path: str | Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"design file {path}: {error}") from error
 
 

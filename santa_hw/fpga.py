@@ -161,7 +161,12 @@ def _nextpnr(tool: str, options: Sequence[str], folder: Path, top: str) -> dict[
         "--timing-allow-fail", "--quiet",
     ]  # fmt: skip
     run = subprocess.run(
-        [sys.executable, "-c", call, *options, *arguments], capture_output=True, text=True, cwd=folder, check=False
+        [sys.executable, "-c", call, *options, *arguments],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        cwd=folder,
+        check=False,
     )
     if run.returncode:
         lines = (run.stdout + run.stderr).splitlines()

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,20 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from santa_hw.accuracy_rows import FIXED, at_row, check_rows, check_tally, short
 from santa_hw.cost import cost_row
 from santa_hw.cycles import Machine
 from santa_hw.design import Design
 from santa_hw.energy import Bill, Memory, Table, bill
 from santa_hw.events import METHODS, SHAPES, Layout, Shape, Tally, Workload, operations, total
-from santa_hw.sweep import FLOAT_METHODS, IDENTITY, TEAM_METHODS
+from santa_hw.sweep import IDENTITY
 
 Row = dict[str, Any]
 
 RESAMPLES = 2000
-_TALLY_FIELDS = {field.name for field in dataclasses.fields(Tally)}
-_FIXED = ("santa", "top-k", "dense")
-_KNOWN = (*_FIXED, "schedule", *FLOAT_METHODS, *TEAM_METHODS)
-_DESIGN_COLUMNS = ("method", "samples", "head_dim", "q_bits", "k_bits", "v_bits", "scores", "sampler")
 SETTING = tuple(name for name in IDENTITY if name not in ("method", "samples", "schedule", "design", "teams", "seed"))
 """Columns that say what a row was measured on: scores are comparable where all of them are the same."""
 
@@ -87,150 +83,13 @@ def differing(points: Iterable[Priced]) -> tuple[str, ...]:
     return tuple(name for name in SETTING if any(setting[name] != settings[0][name] for setting in settings))
 
 
-# Rows -----------------------------------------------------------------------------------------------------------------
-
-
-def check_rows(rows: Iterable[Row], file: str | Path | None = None) -> None:
-    """Refuse rows that cannot be priced: foreign, damaged or of another version.
-
-    Rows of methods that have no cost (schedules, floating point) are looked at no further.
-
-    Parameters
-    ----------
-    rows : iterable of dict
-    file : path, optional
-        Where they come from, for the message.
-
-    Raises
-    ------
-    ValueError
-        Names the file, the number of the row (the first is 1), the column, its value and what is allowed.
-    """
-    for number, row in enumerate(rows, 1):
-        with _at(number, file):
-            _check_row(row)
-
-
-@contextmanager
-def _at(number: int, file: str | Path | None) -> Iterator[None]:
-    """Errors about a row name it."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{'' if file is None else f'{file}, '}row {number}: {error}") from error
-
-
-def _check_row(row: Mapping[str, Any]) -> None:
-    if row.get("method") not in _KNOWN:
-        raise ValueError(f"method = {_short(row.get('method'))}: allowed are {', '.join(_KNOWN)}")
-    design = row.get("design")
-    if row["method"] not in _FIXED or (isinstance(design, Mapping) and "layers" in design):
-        return
-    _check_design(row, design)
-    for name in ("window", "windows", "heads", "kv_heads", "layers"):
-        _check(row, name, _is_size, "1 or more, or null,")
-    _check(row, "model", lambda value: isinstance(value, str), "a name, or null,")
-    _check(row, "unique_rows", _is_amount, "a number from zero, or null,")
-    _check(row, "tally", lambda value: isinstance(value, Mapping), "a table of counts, or null,")
-    if row.get("tally"):
-        _check_tally(row["tally"])
-    _check(row, "kl_to_dense", _is_amount, "a number from zero, or null,")
-    _check(row, "accuracy", _is_share, "a number from 0 to 1, or null,")
-    if row.get("kl_to_dense") is not None:
-        _check_pieces(row, "per_window", "kl", _is_amount, "a number from zero")
-    elif row.get("accuracy") is not None:
-        _check_pieces(row, "per_trial", "score", _is_share, "a number from 0 to 1")
-    else:
-        raise ValueError(f"a row of method {row['method']!r} holds neither kl_to_dense nor accuracy")
-
-
-def _check_design(row: Mapping[str, Any], design: Any) -> None:
-    if not isinstance(design, Mapping):
-        raise ValueError(f"design = {_short(design)}: a table of design fields is allowed with method {row['method']}")
-    for name in _DESIGN_COLUMNS:
-        if name not in design:
-            raise ValueError(f"design = {_short(design)}: a table with the field {name} is allowed")
-    try:
-        made = Design.from_dict(design)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"design: {error}") from error
-    if made.method != row["method"]:
-        raise ValueError(f"design: method = {made.method!r}: the row's {row['method']!r} is allowed")
-    if made.method != "dense" and row.get("samples") != made.samples:
-        raise ValueError(f"samples = {_short(row.get('samples'))}: the design's {made.samples} is allowed")
-
-
-def _check_tally(tally: Mapping[str, Any]) -> None:
-    unknown = sorted(set(tally) - _TALLY_FIELDS)
-    if unknown:
-        raise ValueError(f"tally holds {unknown[0]!r}: allowed are {', '.join(sorted(_TALLY_FIELDS))}")
-    for name, value in tally.items():
-        if name == "lost_mass":
-            fits, allowed = _is_amount(value), "a number from zero"
-        elif name in ("head_steps", "group_steps"):
-            fits, allowed = _is_size(value), "1 or more"
-        else:
-            fits, allowed = _is_count(value), "an integer from zero"
-        if not fits:
-            raise ValueError(f"tally: {name} = {_short(value)}: {allowed} is allowed")
-    for name in ("head_steps", "group_steps"):
-        if name not in tally:
-            raise ValueError(f"tally = {_short(tally)}: a table with {name} is allowed")
-    live = tally["head_steps"] - tally.get("empty_steps", 0)
-    if live < 0:
-        most = tally["head_steps"]
-        raise ValueError(f"tally: empty_steps = {tally['empty_steps']}: at most head_steps = {most} is allowed")
-    if tally.get("visible_keys", 0) < live:
-        raise ValueError(
-            f"tally: visible_keys = {tally.get('visible_keys', 0)}: a key at least for each of {live} head steps that "
-            "are not empty is allowed"
-        )
-
-
-def _check_pieces(row: Mapping[str, Any], column: str, name: str, fits: Callable[[Any], bool], allowed: str) -> None:
-    pieces = row.get(column)
-    if pieces is None:
-        return
-    if not isinstance(pieces, list) or not all(isinstance(piece, Mapping) for piece in pieces):
-        raise ValueError(f"{column} = {_short(pieces)}: a list of tables with {name}, or null, is allowed")
-    for piece in pieces:
-        if not fits(piece.get(name)):
-            raise ValueError(f"{column}: {name} = {_short(piece.get(name))}: {allowed} is allowed")
-
-
-def _check(row: Mapping[str, Any], name: str, fits: Callable[[Any], bool], allowed: str) -> None:
-    """A column that may be null."""
-    value = row.get(name)
-    if value is not None and not fits(value):
-        raise ValueError(f"{name} = {_short(value)}: {allowed} is allowed")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_size(value: Any) -> bool:
-    return _is_count(value) and value > 0
-
-
-def _is_amount(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
-
-
-def _is_share(value: Any) -> bool:
-    return _is_amount(value) and value <= 1
-
-
-def _short(value: Any) -> str:
-    """A value as text that fits into a line."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+# Prices ---------------------------------------------------------------------------------------------------------------
 
 
 def method_of(row: Mapping[str, Any]) -> str | None:
     """The cost method of an accuracy row; None for methods that have no fixed-point datapath, and for schedules."""
     design = row.get("design")
-    if row.get("method") not in _FIXED or not isinstance(design, Mapping) or "layers" in design:
+    if row.get("method") not in FIXED or not isinstance(design, Mapping) or "layers" in design:
         return None
     if design["method"] == "santa" and design["scores"] == "ternary":
         return "santa-ternary"
@@ -264,7 +123,7 @@ def tally_of(row: Mapping[str, Any], shape: Shape) -> tuple[Tally, tuple[str, ..
     """
     design = Design.from_dict(row["design"])
     if row.get("tally"):
-        _check_tally(row["tally"])
+        check_tally(row["tally"])
         tally = Tally(**row["tally"])
         if tally.head_steps % (shape.heads * shape.layers) or tally.head_steps * shape.kv_heads != (
             tally.group_steps * shape.heads
@@ -371,7 +230,7 @@ def _price(
     design = Design.from_dict(rows[0]["design"])
     counted = []
     for number, row in members:
-        with _at(number, file):
+        with at_row(number, file):
             shape = shape_of(row, given)
             if design.head_dim != shape.head_dim:
                 raise ValueError(f"shape has head_dim = {shape.head_dim}: the rows' {design.head_dim} is allowed")
@@ -504,7 +363,7 @@ def equal_accuracy(
     if differ:
         values = {json.dumps(point.setting[differ[0]]): None for point in points}
         raise ValueError(
-            f"rows differ in {', '.join(differ)} ({differ[0]} = {' and '.join(_short(v)[1:-1] for v in values)}): "
+            f"rows differ in {', '.join(differ)} ({differ[0]} = {' and '.join(short(v)[1:-1] for v in values)}): "
             "rows of one setting are allowed with a target"
         )
     divergence = kinds == {True}

@@ -22,6 +22,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from santa_hw.compiled import compiled
+
 __all__ = ["LFSR_MASK", "Purpose", "lfsr_jump", "lfsr_step", "threefry2x32", "words"]
 
 LFSR_MASK = 0xA3000000
@@ -46,12 +48,12 @@ class Purpose(IntEnum):
     LFSR = 3
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _rotate(x, places):  # type: ignore[no-untyped-def]
     return np.uint32((x << np.uint32(places)) | (x >> np.uint32(32 - places)))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def threefry2x32(k0: int, k1: int, c0: int, c1: int) -> tuple[np.uint32, np.uint32]:
     """Threefry-2x32-20: the two words of key (k0, k1) and counter (c0, c1), of each the low 32 bits.
 
@@ -78,7 +80,7 @@ def threefry2x32(k0: int, k1: int, c0: int, c1: int) -> tuple[np.uint32, np.uint
     return np.uint32(x0 + ks2), np.uint32(x1 + ks0 + np.uint32(5))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _even_rounds(x0, x1):  # type: ignore[no-untyped-def]
     x0 = np.uint32(x0 + x1)
     x1 = _rotate(x1, 13) ^ x0
@@ -91,7 +93,7 @@ def _even_rounds(x0, x1):  # type: ignore[no-untyped-def]
     return x0, x1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _odd_rounds(x0, x1):  # type: ignore[no-untyped-def]
     x0 = np.uint32(x0 + x1)
     x1 = _rotate(x1, 17) ^ x0
@@ -104,7 +106,7 @@ def _odd_rounds(x0, x1):  # type: ignore[no-untyped-def]
     return x0, x1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def lfsr_step(state: int) -> np.uint32:
     """One step of the right-shifting Galois LFSR.
 
@@ -117,7 +119,7 @@ def lfsr_step(state: int) -> np.uint32:
     return np.uint32((s >> np.uint32(1)) ^ (np.uint32(LFSR_MASK) * (s & np.uint32(1))))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _apply(table, state):  # type: ignore[no-untyped-def]
     """A GF(2) matrix times a state; row b of the (4, 256) table holds the products of byte b's values."""
     mask = np.uint32(255)
@@ -129,7 +131,7 @@ def _apply(table, state):  # type: ignore[no-untyped-def]
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _make_tables():  # type: ignore[no-untyped-def]
     tables = np.zeros((32, 4, 256), dtype=np.uint32)
     for k in range(32):
@@ -153,7 +155,7 @@ def _tables() -> npt.NDArray[np.uint32]:
     return made
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _jump(tables, state, steps):  # type: ignore[no-untyped-def]
     k = 0
     while steps > 0:
@@ -183,7 +185,7 @@ def lfsr_jump(state: int, steps: int) -> int:
 # Rows of words: one row a draw
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _threefry_rows(seed, sequence, position, high, drop, out):  # type: ignore[no-untyped-def]
     """Row r of `out`: words of key (seed, sequence[r]) and counters (position[r], high[r] | pair)."""
     rows, count = out.shape
@@ -207,7 +209,7 @@ def _threefry_rows(seed, sequence, position, high, drop, out):  # type: ignore[n
             out[r, count - 1] = x0 >> drop
 
 
-@numba.njit(cache=True, nogil=True, parallel=True)
+@compiled(nogil=True, parallel=True)
 def _threefry_blocks(seed, sequence, position, high, drop, out):  # type: ignore[no-untyped-def]
     rows, count = out.shape
     size = max(1, _BLOCK // count)
@@ -216,7 +218,7 @@ def _threefry_blocks(seed, sequence, position, high, drop, out):  # type: ignore
         _threefry_rows(seed, sequence[a:b], position[a:b], high[a:b], drop, out[a:b])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _lfsr_rows(tables, seed, sequence, position, purpose, seed_high, drop, out):  # type: ignore[no-untyped-def]
     """Row r of `out`: the words of the LFSR that Threefry seeds at counter (purpose, seed_high[r])."""
     rows, count = out.shape
@@ -231,7 +233,7 @@ def _lfsr_rows(tables, seed, sequence, position, purpose, seed_high, drop, out):
             out[r, j] = state >> drop
 
 
-@numba.njit(cache=True, nogil=True, parallel=True)
+@compiled(nogil=True, parallel=True)
 def _lfsr_blocks(tables, seed, sequence, position, purpose, seed_high, drop, out):  # type: ignore[no-untyped-def]
     rows, count = out.shape
     size = max(1, _BLOCK // count)

@@ -229,7 +229,12 @@ def yosys(script: Sequence[str], folder: Path, top: str) -> None:
     file = folder / "script.ys"
     file.write_text("\n".join(script) + "\n", encoding="utf-8")
     run = subprocess.run(
-        [sys.executable, "-c", _YOSYS, str(file)], capture_output=True, text=True, cwd=folder, check=False
+        [sys.executable, "-c", _YOSYS, str(file)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        cwd=folder,
+        check=False,
     )
     if run.returncode:
         lines = (run.stdout + run.stderr).splitlines()

@@ -1,11 +1,20 @@
 """Seeds: whatever a random test drew can be drawn again from what it printed."""
 
+from __future__ import annotations
+
 import os
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    import torch
+
+# A failing check in these says what differed, as it would in a test's own file.
+pytest.register_assert_rewrite("architectures", "exact", "team_oracle")
 
 # On CI a failure must come back on the next run; elsewhere every run tries new examples.
 settings.register_profile("santa-hw", deadline=None, print_blob=True, derandomize="CI" in os.environ)
@@ -32,3 +41,11 @@ def seed(request: pytest.FixtureRequest) -> int:
 def generator(seed: int) -> np.random.Generator:
     """A NumPy generator on this test's own seed."""
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def rng(seed: int) -> torch.Generator:
+    """A torch generator on this test's own seed."""
+    import torch  # what needs no torch does not wait for it
+
+    return torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The CUDA kernels' own source, run thread by thread on the processor (``tests/emulator``), behind the GPU's operators."""
+"""The CUDA kernels' own source, run thread by thread on the processor, behind the GPU's operators."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ import pytest
 import torch
 
 from santa_hw import assets
-from santa_hw.gpu import library, operators
+from santa_hw.gpu import checks, library, operators
 
 EMULATOR = Path(__file__).parent / "emulator"
+LAUNCHES = ("santa_hw_decode", "santa_hw_trace", "santa_hw_union")
+
+
+class EmulationError(RuntimeError):
+    """No thread can go on, or a copy outlives its block."""
 
 
 def build(folder: Path, edit: dict[str, tuple[str, str]] | None = None) -> ctypes.CDLL:
@@ -39,16 +44,12 @@ def on_processor(emulated: ctypes.CDLL, seed: int) -> Iterator[None]:
     """Calls of the operators with tensors of the processor run emulated, in a schedule drawn from `seed`."""
 
     def call(name: str, *arguments: Any) -> None:
-        function = getattr(emulated, name)
-        function.restype, function.argtypes = library._FUNCTIONS[name]
-        code = function(*arguments)
-        # A late copy runs beside the decode step that follows.
-        if name in ("santa_hw_decode", "santa_hw_trace", "santa_hw_union") and emulated.emulator_synchronize():
-            raise RuntimeError(f"{name}: the kernels' threads wait for each other for ever (schedule {seed})")
-        if code:
+        if code := getattr(emulated, name)(*arguments):
             raise library.KernelError(f"{name}: code {code}")
+        if name in LAUNCHES and (wrong := emulated.emulator_synchronize()):
+            raise EmulationError(f"{name}, schedule {seed}: {wrong.decode()}")
 
-    emulated.santa_hw_error.restype = ctypes.c_char_p
+    emulated.emulator_synchronize.restype = ctypes.c_char_p
     for name, (result, arguments) in library._FUNCTIONS.items():
         if hasattr(emulated, name):
             function = getattr(emulated, name)
@@ -58,7 +59,7 @@ def on_processor(emulated: ctypes.CDLL, seed: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "call", call)
         patch.setattr(library, "library", lambda: emulated)
-        patch.setattr(operators, "DEVICE_TYPE", "cpu")
+        patch.setattr(checks, "DEVICE_TYPE", "cpu")
         patch.setattr(operators, "stream", lambda: None)
         patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -98,3 +98,15 @@ def test_package_is_light() -> None:
     code = "import sys, santa_hw, santa_hw.assets; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"numpy", "numba", "torch", "matplotlib", "typer"} & set(done.stdout.split())
+
+
+def test_the_cache_is_absolute_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SANTA_HW_CACHE", "here")
+    assert assets.cache() == tmp_path / "here"
+    monkeypatch.setenv("SANTA_HW_CACHE", "~nobody-of-this-name/here")
+    with pytest.raises(ValueError, match="no home folder: SANTA_HW_CACHE=FOLDER"):
+        assets.cache()
+    monkeypatch.delenv("SANTA_HW_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "shared")
+    assert assets.cache() == tmp_path / "shared" / "santa-hw"

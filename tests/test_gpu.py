@@ -25,7 +25,7 @@ from santa_hw.datapath import Codes, Draw, Exponents, decode
 from santa_hw.datapath import attend as attend_on_cpu
 from santa_hw.design import Design
 from santa_hw.formats import exponent
-from santa_hw.gpu import attention, bench, comparison, operators, recorded, tiles, validate
+from santa_hw.gpu import attention, bench, checks, comparison, operators, recorded, tiles, validate
 from santa_hw.gpu import build as building
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -365,7 +365,7 @@ def test_values_on_the_device_are_checked() -> None:
     k, table = torch.zeros(5, 4, 1, 64), torch.tensor([[0, 4, 99], [3, -1, 5]], dtype=torch.int32)
 
     def check(lengths: list[int], table: torch.Tensor | None = None, draw: gpu.DeviceDraw = draw) -> None:
-        operators._check_values(torch.tensor(lengths, dtype=torch.int32), draw, table, k, 12)
+        checks._check_values(torch.tensor(lengths, dtype=torch.int32), draw, table, k, 12)
 
     check([0, 12])
     with pytest.raises(ValueError, match="lengths reach -1 to 3: 0 to max_length = 12"):

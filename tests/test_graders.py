@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from santa_hw import cli, models, sweep
+from santa_hw.design import Design
 from santa_hw.evaluate import decoding, gsm8k, mmlu, retrieval, ruler
 from santa_hw.evaluate.replies import clauses
 
@@ -312,7 +313,7 @@ def test_the_command_line_knows_the_tasks_of_the_sweep():
 @pytest.mark.parametrize("name, records", [("gsm8k", GSM8K), ("mmlu", MMLU), ("qa", RULER), ("niah-multivalue", RULER)])
 def test_rows_resume_on_the_same_records_and_on_no_others(tmp_path, monkeypatch, loaded, name, records):
     monkeypatch.setattr(decoding, "greedy", lambda *_: loaded.tokenizer("The answer is B: 72")["input_ids"])
-    points, rows = sweep.grid(sweep.Design(), [], methods=["float-dense"]), sweep.Rows(tmp_path / "rows.json")
+    points, rows = sweep.grid(Design(), [], methods=["float-dense"]), sweep.Rows(tmp_path / "rows.json")
 
     def run(data):
         task, setting = sweep.open_task(loaded, name, data=str(data), trials=2)

@@ -16,7 +16,7 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from santa_hw import models, reference, sweep
+from santa_hw import assets, models, reference, sweep
 from santa_hw.datapath import Draw, Exponents, attend
 from santa_hw.design import FIELDS, Design, Schedule
 from santa_hw.sweep import Point, Rows, Setting, check_keys, grid, is_random, read_rows, row_key, used_fields
@@ -478,7 +478,9 @@ def test_a_run_killed_midway_leaves_a_valid_file_and_resumes(tmp_path):
         "--samples", "8", "--seeds", str(seeds), "--json", str(path),
     ]  # fmt: skip
     root = Path(__file__).parents[1]
+    compiled = {"NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR") or str(assets.cache() / "numba")}
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "SANTA_HW_CACHE": str(tmp_path)}
+    environment |= compiled
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         deadline = time.monotonic() + 120
         # Every look at the file, whenever it comes, must find a whole list.

@@ -53,6 +53,12 @@ def run(folder, episodes, *, workers=1, delay=0.0, fail="", patience=60.0, setti
     return learn(place, chosen, {"task": "toy"}, episodes, crew, on_episode=on_episode)
 
 
+def log_of(folder, *, timing=False):
+    """The episodes of a run, without what differs from run to run; or with it."""
+    episodes = Folder(folder).episodes()
+    return episodes if timing else [{k: v for k, v in e.items() if k not in ("seconds", "worker")} for e in episodes]
+
+
 if __name__ == "__main__":
     # No claim is ever too old: a job comes back for a death that was seen, or by a new coordinator.
     run(Path(sys.argv[1]), int(sys.argv[2]), workers=int(sys.argv[3]), delay=float(sys.argv[4]), patience=1e6)

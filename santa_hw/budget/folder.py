@@ -201,9 +201,11 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> Document:
     try:
-        document: Document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); allowed: a file that santa-hw budget wrote") from error
+    if not isinstance(document, dict):
+        raise ValueError(f"{path} holds no JSON object; allowed: a file that santa-hw budget wrote")
     return document
 
 

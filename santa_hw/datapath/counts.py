@@ -6,14 +6,17 @@ the counts of a row sum to exactly S.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import njit, vectorize
+from numba import vectorize
 from numpy.typing import NDArray
 
+from santa_hw.compiled import compiled, kept
 
-@njit(cache=True)
+
+@compiled
 def scaled_offset(word, mass, bits):  # type: ignore[no-untyped-def]
     """floor(word * mass / 2**bits), exactly: word is a `bits`-bit integer, 0 <= mass < 2**62, 1 <= bits <= 32."""
     r, z = np.uint64(word), np.uint64(mass)
@@ -22,7 +25,7 @@ def scaled_offset(word, mass, bits):  # type: ignore[no-untyped-def]
     return np.int64(r * (z >> shift) + ((r * low) >> shift))
 
 
-_offset_ufunc = vectorize(["int64(uint64, int64, int64)"], cache=True)(
+_offset_ufunc = kept(partial(vectorize, ["int64(uint64, int64, int64)"]))(
     lambda word, mass, bits: scaled_offset(word, mass, bits)
 )
 
@@ -49,7 +52,7 @@ def offset(mass: NDArray[np.int64], words: NDArray[Any], bits: int) -> NDArray[n
     return _offset_ufunc(words.astype(np.uint64), mass.astype(np.int64), np.int64(bits))
 
 
-@njit(cache=True)
+@compiled
 def draw_systematic(weights, mass, first, sigma, keys, counts):  # type: ignore[no-untyped-def]
     """Systematic counts from the offset `first`: the drawn keys in order and their counts; returns how many keys."""
     drawn = 0
@@ -67,7 +70,7 @@ def draw_systematic(weights, mass, first, sigma, keys, counts):  # type: ignore[
     return drawn
 
 
-@njit(cache=True)
+@compiled
 def draw_stratified(weights, mass, offsets, sigma, keys, counts):  # type: ignore[no-untyped-def]
     """Stratified counts: stratum j has the threshold j * Z + offsets[j] against S times the running sum."""
     strata = np.int64(1) << sigma
@@ -90,7 +93,7 @@ def draw_stratified(weights, mass, offsets, sigma, keys, counts):  # type: ignor
     return drawn
 
 
-@njit(cache=True)
+@compiled
 def draw_iid(weights, thresholds, keys, counts):  # type: ignore[no-untyped-def]
     """I.i.d. counts: thresholds t in [0, Z), in any order, each drawing the key with C_(n-1) <= t < C_n."""
     ordered = np.sort(thresholds)
@@ -111,7 +114,7 @@ def draw_iid(weights, thresholds, keys, counts):  # type: ignore[no-untyped-def]
     return drawn
 
 
-@njit(cache=True)
+@compiled
 def draw(sampler, weights, mass, words, bits, sigma, offsets, keys, counts):  # type: ignore[no-untyped-def]
     """Draw S keys: sampler 0 systematic, 1 stratified, 2 i.i.d.; fills `offsets`, one a word."""
     for j in range(words.shape[0]):

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from santa_hw.compiled import compiled
 from santa_hw.datapath import parallel
 from santa_hw.design import Design
-from santa_hw.formats import smallest_exponent
+from santa_hw.rounding_loops import smallest_exponent
 
 LOG2E = math.log2(math.e)
 
@@ -177,7 +177,7 @@ def _checked_total(name: str, saturated: NDArray[np.int64]) -> int:
     return int(saturated.sum())
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _query_rows(q, factor, folds, bits, e_min, e_max, codes, exponents):  # type: ignore[no-untyped-def]
     """Codes and exponents of one head's queries (T, d); returns the clipped codes, or -1 for NaN or infinity."""
     rows, dim = q.shape
@@ -208,7 +208,7 @@ def _query_rows(q, factor, folds, bits, e_min, e_max, codes, exponents):  # type
     return clipped
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _cache_rows(x, units, limit, newest, codes):  # type: ignore[no-untyped-def]
     """Saturating half_even codes of one KV head (N, d); returns the clipped codes, or -1 for NaN or infinity."""
     keys, dim = x.shape

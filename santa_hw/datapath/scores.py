@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 from numpy.typing import NDArray
 
+from santa_hw.compiled import compiled
 from santa_hw.design import Design
-from santa_hw.formats import shift_saturate
+from santa_hw.rounding_loops import shift_saturate
 
 # One bit less than the significand: the rounding addend is added before the floor.
 _FLOAT32_BITS, _FLOAT64_BITS = 23, 52
@@ -92,7 +93,7 @@ def _dot(factors: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.int6
     return factors @ keys.T
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _add_shifted(total, sums, shift, low, high, lengths, saturated):  # type: ignore[no-untyped-def]
     for row in range(total.shape[0]):
         for n in range(lengths[row]):
@@ -114,7 +115,7 @@ def _row_scores(products, out, shift, low, high):  # type: ignore[no-untyped-def
     return lambda products, out, shift, low, high: _row_scores_integer(products, out, shift, low, high)
 
 
-@njit(cache=True)
+@compiled
 def _row_scores_float(products, out, shift, low, high):  # type: ignore[no-untyped-def]
     """Multiplying by a power of two and adding one half are exact in the row's own float type (see `tile_dtypes`), so
     floor is the contract's shift.
@@ -131,7 +132,7 @@ def _row_scores_float(products, out, shift, low, high):  # type: ignore[no-untyp
     return saturated
 
 
-@njit(cache=True)
+@compiled
 def _row_scores_integer(products, out, shift, low, high):  # type: ignore[no-untyped-def]
     saturated = 0
     for n in range(products.shape[0]):

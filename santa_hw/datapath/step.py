@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from santa_hw.compiled import compiled
 from santa_hw.datapath import parallel
 from santa_hw.datapath import scores as score_stage
 from santa_hw.datapath.counts import draw as draw_keys
@@ -407,7 +407,7 @@ def _decode_block(run: _Run, b: int, kv: int, part: slice) -> None:
     run.stats[b, heads, part, 3] += saturated.reshape(run.group, -1)
 
 
-@njit(nogil=True, cache=True)
+@compiled(nogil=True)
 def _decode_tile(  # type: ignore[no-untyped-def]
     products,
     shift,
@@ -542,7 +542,7 @@ def _finish(run: _Run) -> Result:
     return Result(output, frac, run.stats[:, 0, :, 0] == 0, _tally(run, int(saturated.sum())), trace)
 
 
-@njit(cache=True)
+@compiled
 def _normalise(codes, mass, frac, divides, guard, out_bits, out_frac, saturated):  # type: ignore[no-untyped-def]
     batch, heads, rows, _ = codes.shape
     for b in range(batch):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from santa_hw.formats import shift_saturate
+from santa_hw.compiled import compiled
+from santa_hw.rounding_loops import shift_saturate
 
 
-@njit(cache=True)
+@compiled
 def set_bits(x):  # type: ignore[no-untyped-def]
     """Number of ones in a non-negative integer: additions of a shift-add gather."""
     ones = 0
@@ -18,7 +18,7 @@ def set_bits(x):  # type: ignore[no-untyped-def]
     return ones
 
 
-@njit(cache=True)
+@compiled
 def gather_add(values, keys, factors, drawn, accumulators):  # type: ignore[no-untyped-def]
     """accumulators[i] = sum of factors[j] * values[keys[j], i] over the first `drawn` keys.
 
@@ -32,14 +32,14 @@ def gather_add(values, keys, factors, drawn, accumulators):  # type: ignore[no-u
             accumulators[i] += factor * np.int64(row[i])
 
 
-@njit(cache=True)
+@compiled
 def divide_row(accumulators, mass, guard):  # type: ignore[no-untyped-def]
     """The baselines' normalisation in place: floor((2 * (A << g) + Z) / (2 * Z)), rounding to nearest."""
     for i in range(accumulators.shape[0]):
         accumulators[i] = (2 * (accumulators[i] << guard) + mass) // (2 * mass)
 
 
-@njit(cache=True)
+@compiled
 def requantise_row(codes, fracs, out_bits, out_frac, out):  # type: ignore[no-untyped-def]
     """To the common output format, half_up, saturating; `fracs` is each lane's binary point. Returns saturations."""
     high = (np.int64(1) << np.int64(out_bits - 1)) - 1
@@ -53,7 +53,7 @@ def requantise_row(codes, fracs, out_bits, out_frac, out):  # type: ignore[no-un
     return saturated
 
 
-@njit(cache=True)
+@compiled
 def select_top_k(scores, mask, masked, k, keys):  # type: ignore[no-untyped-def]
     """The k largest visible scores, ties to the lowest index, in ascending key order; returns how many there are."""
     visible = 0

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from santa_hw.compiled import compiled
 from santa_hw.design import Design, exp2_table
 
 REFERENCE_BITS = 32
 """Weight width against which lost mass is measured."""
 
 
-@njit(cache=True)
+@compiled
 def row_maximum(scores, mask, masked):  # type: ignore[no-untyped-def]
     """(visible keys, largest visible score) of a row; the score is 0 if no key is visible."""
     n_keys = scores.shape[0]
@@ -34,7 +34,7 @@ def row_maximum(scores, mask, masked):  # type: ignore[no-untyped-def]
     return visible, best
 
 
-@njit(cache=True)
+@compiled
 def row_weights(scores, top, table, frac, bits, half_up, mask, masked, weights):  # type: ignore[no-untyped-def]
     """Weights of a row (`weights` may be `scores` itself) and their sum Z.
 
@@ -66,7 +66,7 @@ def row_weights(scores, top, table, frac, bits, half_up, mask, masked, weights):
     return mass
 
 
-@njit(cache=True)
+@compiled
 def row_lost_mass(scores, weights, top, reference, frac, bits, mask, masked):  # type: ignore[no-untyped-def]
     """Share of the 32-bit mass that the weights of a row fall short of, summed over the keys that lose.
 

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,6 +21,9 @@ from santa_hw import assets
 
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_100")
 """What the kernels are compiled for in the project's own tests."""
+
+LIBRARY, DIGEST = "libsanta_hw.so", "sha256"
+"""Names in a build's folder."""
 
 INSTALL = "pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl"
 FLAGS = ("-std=c++17", "-O3", "-Xcompiler=-fPIC", "-Xptxas=-v", "--threads=1")
@@ -87,18 +91,37 @@ def build(arch: str | Iterable[str] | None = None) -> Path:
     sources = assets.path("gpu")
     files = sorted([*sources.glob("*.cuh"), *sources.glob("*.cu")])
     flags = [*FLAGS, *os.environ.get(EXTRA_FLAGS, "").split()]
-    digest = hashlib.sha256(repr((names, flags)).encode())
+    digest = hashlib.sha256(repr((names, flags, platform.machine())).encode())
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    folder = cache() / f"{'-'.join(names)}-{digest.hexdigest()[:16]}"
-    library = folder / "libsanta_hw.so"
-    if library.is_file():
+    name = f"{'-'.join(names)}-{digest.hexdigest()[:16]}"
+    try:
+        nvcc, extra = compiler()
+    except CompilerMissing:
+        built = [library for library in cache().glob(f"{name}-*/{LIBRARY}") if _is_whole(library)]
+        if not built:
+            raise
+        return max(built, key=lambda library: library.stat().st_mtime)
+    # A driver refuses what a newer compiler built: the one that is installed then has its own.
+    version = subprocess.run([nvcc, "--version"], capture_output=True).stdout
+    folder = cache() / f"{name}-{hashlib.sha256(version).hexdigest()[:8]}"
+    library = folder / LIBRARY
+    if _is_whole(library):
         return library
-    nvcc, extra = compiler()
     with _locked(folder):
-        if not library.is_file():
+        if not _is_whole(library):
             _compile(nvcc, flags, extra, names, [file for file in files if file.suffix == ".cu"], folder)
     return library
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there as it was built."""
+    digest = library.with_name(DIGEST)
+    return library.is_file() and digest.is_file() and digest.read_text("ascii") == _digest(library)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def spills(library: Path) -> list[Spill]:
@@ -162,14 +185,15 @@ def _compile(
             logs = list(pool.map(run, sources))
         made = Path(work) / "made"
         made.mkdir()
-        _call([nvcc, "-shared", *extra, *map(str, objects.values()), "-o", str(made / "libsanta_hw.so")])
+        _call([nvcc, "-shared", *extra, *map(str, objects.values()), "-o", str(made / LIBRARY)])
+        (made / DIGEST).write_text(_digest(made / LIBRARY), encoding="ascii")
         (made / "build.log").write_text("".join(logs), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
 
 
 def _call(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise ValueError(f"the compiler failed: {' '.join(command)}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr

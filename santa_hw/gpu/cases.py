@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from santa_hw.datapath import Codes, Draw
 from santa_hw.datapath.scores import shifts
 from santa_hw.design import Design
-from santa_hw.gpu.operators import DeviceDraw
+from santa_hw.gpu.checks import DeviceDraw
 
 GROUPS = {1: 2, 3: 3, 4: 2, 5: 1, 6: 1, 7: 2, 8: 1, 16: 1}
 """Query heads of a group -> KV heads of the case."""
@@ -20,6 +21,10 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 PAGE_SIZES = (1, 16, 17, 64)
 LENGTHS = (0, 1, 15, 16, 17, 31, 33, 54, 63, 64, 65, 97, 127, 128, 129, 255, 257, 513, 1000)
 """Ragged: nothing, one key, one beside every size that a tile may have."""
+
+LARGE_KEYS = (1 << 21) + 37
+LARGE_STRIDE = 2048
+"""Bytes between neighbouring keys of the large caches: offsets reach beyond 2**32."""
 
 DESIGNS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -89,6 +94,26 @@ def sweep() -> list[Case]:
     return list(dict.fromkeys(cases))
 
 
+def float_cases() -> list[Case]:
+    """Every group with every head dimension, caches taking turns."""
+    pages = (None, 1, 16, 17, 64)
+    return [
+        Case(group, kv_heads, head_dim, page_size=pages[(i + j) % len(pages)])
+        for i, (group, kv_heads) in enumerate(GROUPS.items())
+        for j, head_dim in enumerate(HEAD_DIMS)
+    ]
+
+
+def float_variants() -> Iterator[tuple[int, Case, torch.dtype, int]]:
+    """Cases with their numbers; element types and budgets take turns, budgets that are no power of two among them."""
+    for number, case in enumerate(float_cases()):
+        yield number, case, (torch.bfloat16, torch.float16)[number % 2], (128, 1, 100, 64, 1024)[number % 5]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class Cache:
     """K and V as a kernel takes them, with what lies beyond a sequence's length filled with `fill`.
@@ -136,6 +161,14 @@ def store(
         pool[table.flatten().long()] = padded.reshape(batch * columns, page_size, *x.shape[2:])
         pools.append(pool)
     return Cache(pools[0], pools[1], table, keys)
+
+
+def far_apart(cache: torch.Tensor) -> torch.Tensor:
+    """The same (B, N, KV, d) cache, its keys ``LARGE_STRIDE`` bytes apart."""
+    width = LARGE_STRIDE // cache.dtype.itemsize
+    wide = torch.empty((*cache.shape[:2], width), dtype=cache.dtype, device=cache.device)
+    slot = wide[..., : cache.shape[2] * cache.shape[3]].unflatten(-1, cache.shape[2:])
+    return slot.copy_(cache)
 
 
 @dataclass(frozen=True)

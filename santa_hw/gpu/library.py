@@ -89,8 +89,18 @@ class KernelError(RuntimeError):
 
 @functools.cache
 def library(path: Path | None = None) -> ctypes.CDLL:
-    """The library, built for this machine's GPU at first use."""
-    loaded = ctypes.CDLL(str(path or build()))
+    """The library, built for this machine's GPU at first use.
+
+    Raises
+    ------
+    KernelError
+        If it cannot be loaded, as one that was built on a machine with a newer C library.
+    """
+    built = path or build()
+    try:
+        loaded = ctypes.CDLL(str(built))
+    except OSError as error:
+        raise KernelError(f"{error}; without {built.parent} it is built anew") from error
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments

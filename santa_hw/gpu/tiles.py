@@ -14,11 +14,8 @@ from typing import Any
 import torch
 
 from santa_hw.gpu import library
+from santa_hw.gpu.checks import DeviceDraw, check_call, check_counts, check_tensor
 from santa_hw.gpu.operators import (
-    DeviceDraw,
-    check_call,
-    check_counts,
-    check_tensor,
     decode_arguments,
     given_or_made,
     pointer,

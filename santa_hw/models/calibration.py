@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -31,7 +32,10 @@ MIN_WINDOW = 8
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _FORMAT = "santa-hw calibration 1"
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile)
+# RuntimeError: what zipfile takes for another version, method or encryption.
+_UNREADABLE = (
+    OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

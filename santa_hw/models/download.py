@@ -8,9 +8,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import TypeVar
 
 from rich.console import Console
@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 PATIENCE = 2.0
 """Seconds after which a wait gets a progress display."""
+
+ABANDONED = 86400.0
+"""Seconds without a new file after which nobody works in a work folder any more."""
 
 
 class FetchError(ConnectionError, ValueError):
@@ -77,7 +80,7 @@ def pip_download(requirement: str, sha256: str, folder: Path, *, source: bool = 
     options += ["--quiet", "--disable-pip-version-check", "--no-binary" if source else "--only-binary", name]
     command = [sys.executable, "-m", "pip", "download", *options]
     command += ["--dest", str(target), "--requirement", str(requirements)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     files = list(target.glob("*")) if target.is_dir() else []
     if result.returncode or len(files) != 1:
         raise FetchError(f"pip could not download {requirement}: {_pip_error(result.stderr)}")
@@ -99,17 +102,24 @@ def verify_sha256(path: Path, expected: str) -> None:
 
 
 @contextmanager
-def published(folder: Path) -> Iterator[Path]:
+def published(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """A work folder beside `folder`; what the caller leaves in its ``out`` becomes `folder`, all at once.
 
-    A reader sees the whole folder or none. If another process was faster, its folder stays. An exception
-    publishes nothing, and the work folder is removed either way.
+    A reader sees the whole folder or none. If another process was faster, its folder stays; with `replace`, what is
+    there stays until the new folder is whole. An exception publishes nothing, and the work folder is removed either
+    way; one that a kill left, a day later.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}-*"):
+        with suppress(FileNotFoundError):  # its own process has removed it
+            if time() - left.stat().st_mtime > ABANDONED:
+                remove(left)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
         work = Path(name)
         (work / "out").mkdir()
         yield work
+        if replace:
+            remove(folder)
         try:
             (work / "out").rename(folder)
         except OSError:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from contextlib import nullcontext
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from santa_hw.models.defaults import DEFAULT_MODEL, fetch_model
+from santa_hw.models.defaults import AGAIN, DEFAULT_MODEL, fetch_model
 from santa_hw.models.download import FetchError, stage
 from santa_hw.models.gguf import quiet, read_gguf
 
@@ -84,12 +85,16 @@ def load(
     kind = _torch_dtype(dtype)
     text = str(name)
     if text.lower() == DEFAULT_MODEL:
-        model, tokenizer = _read(str(fetch_model(cache)), kind, local=True)
+        fetched = fetch_model(cache)
+        try:
+            model, tokenizer = _read(str(fetched), kind, local=True)
+        except ValueError as error:
+            raise ValueError(f"{error}; {AGAIN}") from error
     elif text.lower().endswith(".gguf"):
         with stage(f"Reading {text}"):
-            model, tokenizer = read_gguf(Path(text).expanduser(), kind)
-    elif Path(text).expanduser().is_dir():
-        folder = Path(text).expanduser()
+            model, tokenizer = read_gguf(Path(expanduser(text)), kind)
+    elif Path(expanduser(text)).is_dir():
+        folder = Path(expanduser(text))
         if not (folder / "config.json").is_file():
             raise ValueError(f"model {text!r}: the folder has no config.json; {ALLOWED}")
         model, tokenizer = _read(str(folder), kind, local=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def load_records(name: str | Path) -> list[dict[str, Any]]:
     ValueError
         If there is no such file or data set, a line is no JSON object, or there are no records.
     """
-    records = _from_hub(str(name)) if str(name).startswith(HUB) else _from_file(Path(name).expanduser())
+    records = _from_hub(str(name)) if str(name).startswith(HUB) else _from_file(Path(expanduser(name)))
     if not records:
         raise ValueError(f"data {str(name)!r} is empty: some records are allowed")
     return records
@@ -40,7 +41,7 @@ def _from_file(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise ValueError(f"data {str(path)!r}: no such file; allowed are a file of JSON lines, or hub:dataset")
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"data {str(path)!r} is not UTF-8 ({error.reason} at byte {error.start})") from error
     records = []
@@ -49,7 +50,7 @@ def _from_file(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"data {str(path)!r}, line {number} is not JSON ({error})") from error
         if not isinstance(record, dict):
             raise ValueError(f"data {str(path)!r}, line {number} is {line[:40]}: a JSON object is allowed")

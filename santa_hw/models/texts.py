@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
-from santa_hw.models.defaults import TEXTS, fetch_texts
+from santa_hw.models.defaults import TEXTS, read_text
 from santa_hw.models.download import FetchError
 
 HUB = "hub:"
@@ -33,9 +34,9 @@ def load_text(name: str | Path, *, cache: str | Path | None = None) -> str:
     if str(name).startswith(HUB):
         text = _from_hub(str(name))
     elif str(name) in TEXTS:
-        text = (fetch_texts(cache) / f"{name}.txt").read_text(encoding="utf-8")
+        text = read_text(str(name), cache)
     else:
-        text = _from_file(Path(name).expanduser())
+        text = _from_file(Path(expanduser(name)))
     if not text.strip():
         raise ValueError(f"text {str(name)!r} is empty: some words are allowed")
     return text
@@ -45,7 +46,7 @@ def _from_file(path: Path) -> str:
     if not path.is_file():
         raise ValueError(f"text {str(path)!r}: no such text; allowed are {_ALLOWED}")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"text {str(path)!r} is not UTF-8 ({error.reason} at byte {error.start})") from error
 

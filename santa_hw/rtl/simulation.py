@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -269,58 +270,89 @@ def _build(
     """Compile, unless the cache has it; the folder is named for everything that goes in."""
     if dut is not None and not dut.is_file():
         raise ValueError(f"--dut {dut}: there is no such file")
+    if simulator == "verilator" and len(str(assets.cache()).split()) > 1:
+        raise ValueError(
+            f"SANTA_HW_CACHE = {assets.cache()}: a folder without spaces is allowed, make builds in no other"
+        )
     files = sources(block, dut)
     text = package(design)
     how = [simulator, _versions(simulator), ARGUMENTS[simulator], OPTIMISATION]
-    what = [text, dict(parameters), top, waves, *(f.read_text("utf-8") for f in files)]
+    what = [text, dict(parameters), top, waves, *(f.read_text("utf-8", "surrogateescape") for f in files)]
     key = hashlib.sha256(json.dumps([*how, *what]).encode()).hexdigest()[:20]
 
     def compile_block(folder: Path) -> None:
         (folder / FILE).write_text(text, encoding="utf-8")
         _compile(simulator, [folder / FILE, *files], folder, top, parameters, waves)
 
-    return _once(cache() / f"{block.name}-{simulator}-{key}", compile_block)
+    runs = top if simulator == "verilator" else "sim.vvp"
+    return _once(cache() / f"{block.name}-{simulator}-{key}", compile_block, runs)
 
 
 @functools.cache
 def _versions(simulator: str) -> str:
-    """Of the simulator and of cocotb, whose library a model is linked with."""
+    """Of the simulator, and of what a model is linked with: cocotb's library, and the C library of this machine."""
     command = {"verilator": ["verilator", "--version"], "icarus": ["iverilog", "-V"]}[simulator]
     shown = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": _path()}).stdout
-    return "\n".join([*shown.splitlines()[:1], importlib.metadata.version("cocotb")])
+    machine = [platform.machine(), *platform.libc_ver()]
+    return "\n".join([*shown.splitlines()[:1], importlib.metadata.version("cocotb"), *machine])
 
 
-def _once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """The folder, made by whoever comes first, while others wait."""
+def _once(folder: Path, make: Callable[[Path], None], *files: str) -> Path:
+    """The folder, made by whoever comes first, while others wait; made anew unless its files are as they were made."""
+    built = folder / "built"
+
+    def is_whole() -> bool:
+        return built.exists() and built.read_text("utf-8") == _digest(folder, files)
+
+    if is_whole():  # without the lock: a cache that is there need not be writable
+        return folder
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "built").exists():
+        if not is_whole():
+            # make would take what a kill tore for done, as it is newer than its sources.
+            for left in folder.iterdir():
+                if left.name != "lock":
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
             make(folder)
-            (folder / "built").touch()
+            built.write_text(_digest(folder, files), encoding="utf-8")
     return folder
 
 
-def _header() -> Path:
+def _digest(folder: Path, files: Sequence[str]) -> str:
+    """Of the files that are there: their sizes and last megabytes, as some are large and what is torn lacks its end."""
+    digest = hashlib.sha256()
+    for path in (folder / name for name in files if (folder / name).exists()):
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - (1 << 20)))
+            digest.update(f"{path.name} {size} ".encode() + file.read())
+    return digest.hexdigest()
+
+
+def _header() -> Path | None:
     """Verilator's headers as one that is compiled once: they are most of what a small model's compiler reads.
 
-    Included first, it is used as compiled if the compiler and its flags are the same, and read otherwise.
+    Included first, it is used as compiled if the compiler and its flags are the same, and read otherwise. None where
+    Verilator does not say where they are: what is wrong with it, the model's build will tell.
     """
     root = subprocess.run(["verilator", "--getenv", "VERILATOR_ROOT"], capture_output=True, text=True).stdout.strip()
-    version = (Path(root) / "include" / "verilated.h").stat().st_mtime_ns
+    headers = Path(root) / "include" / "verilated.h"
+    if not headers.is_file():
+        return None
+    version = headers.stat().st_mtime_ns
 
     def precompile(folder: Path) -> None:
         (folder / "model.h").write_text('#include "verilated.h"\n#include "verilated_dpi.h"\n', encoding="ascii")
         without = ("COVERAGE", "SC", "TIMING", "TRACE", "TRACE_FST", "TRACE_VCD", "TRACE_SAIF")
         settings = [f"VERILATOR_ROOT={root}", "OBJCACHE=", *(f"VM_{name}=0" for name in without)]
         command = ["make", "-C", str(folder), "-f", f"{root}/include/verilated.mk", *settings, "model.h.fast.gch"]
-        subprocess.run(command, capture_output=True)
-        with contextlib.suppress(FileNotFoundError):  # no precompiled header: slower, nothing else
+        if subprocess.run(command, capture_output=True).returncode == 0:  # else no precompiled header: slower, no more
             (folder / "model.h.fast.gch").rename(folder / "model.h.gch")
             (folder / "model.h.gch.sum").write_text(key, encoding="ascii")
 
     key = hashlib.sha256(f"{root} {version}".encode()).hexdigest()[:20]
-    return _once(cache() / f"header-verilator-{key}", precompile) / "model.h"
+    return _once(cache() / f"header-verilator-{key}", precompile, "model.h", "model.h.gch") / "model.h"
 
 
 def _compile(
@@ -330,8 +362,8 @@ def _compile(
 
     log = folder / "build.log"
     with _environment(folder):
-        included = ["-CFLAGS", f"-include {_header()}"] if simulator == "verilator" else []
-        arguments = [*ARGUMENTS[simulator], *included]
+        header = _header() if simulator == "verilator" else None
+        arguments = [*ARGUMENTS[simulator], *(["-CFLAGS", f"-include {header}"] if header else [])]
         runner = get_runner(simulator)
         runner.log.setLevel("ERROR")
         try:
@@ -341,7 +373,9 @@ def _compile(
             )  # fmt: skip
         except RuntimeError:
             lines = log.read_text(errors="replace").splitlines()
-            told = next((line for line in lines if "rror" in line), lines[-1] if lines else "no message")
+            told = next(
+                (line for line in lines if "rror" in line or "***" in line), lines[-1] if lines else "no message"
+            )
             raise ValueError(f"{simulator} cannot compile module {top}: {told.strip()} (all of it: {log})") from None
 
 

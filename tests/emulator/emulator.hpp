@@ -71,6 +71,7 @@ struct Block {
     bool lets = false;    // the kernel behind may start
     std::vector<Warp> warps;
     Rendezvous named[16];
+    bool any[2] = {};
     std::unique_ptr<char[]> memory;
     char* shared; // 128-byte aligned
 };
@@ -250,8 +251,13 @@ inline bool dispatch() {
     return any;
 }
 
-// Run all that is queued; false if nobody can go on.
-inline bool synchronize() {
+inline const char* give_up(const char* why) {
+    fibers.clear(), copies.clear(), blocks.clear(), queue.clear();
+    return why;
+}
+
+// Run all that is queued; what went wrong, or null.
+inline const char* synchronize() {
     while (!queue.empty()) {
         clock += 200;
         bool any = dispatch();
@@ -266,19 +272,22 @@ inline bool synchronize() {
             any = true;
         }
         now = nullptr;
-        if (!copies.empty() && random() % 2) {
+        if (!copies.empty() && (!any || random() % 32 == 0)) { // slow, so that whoever does not wait is early
             land(random() % copies.size());
             any = true;
         }
         if (!any) { // by chance, or because all wait
             for (auto& fiber : fibers) any |= !fiber->done && (!fiber->ready || fiber->ready(fiber->argument));
-            if (!any && copies.empty()) {
-                fibers.clear(), blocks.clear(), queue.clear();
-                return false;
-            }
+            if (!any && copies.empty()) return give_up("threads wait for each other for ever");
         }
         // A cluster's shared memory lives until all its blocks have ended.
         const auto ended = [](const Block& block) { return block.cluster->running == 0; };
+        for (auto& block : blocks) {
+            const char *first = block->shared, *last = first + block->launch->shared;
+            for (const Copy& copy : copies) {
+                if (ended(*block) && copy.to >= first && copy.to < last) return give_up("a copy outlives its block");
+            }
+        }
         fibers.erase(std::remove_if(fibers.begin(), fibers.end(), [&](auto& f) { return ended(*f->block); }),
                      fibers.end());
         blocks.erase(std::remove_if(blocks.begin(), blocks.end(), [&](auto& b) { return ended(*b); }), blocks.end());
@@ -287,7 +296,7 @@ inline bool synchronize() {
             queue.pop_front();
         }
     }
-    return true;
+    return nullptr;
 }
 
 } // namespace emulator
@@ -331,6 +340,8 @@ inline int __float_as_int(float x) { return emulated_bits<int>(x); }
 inline float __int_as_float(int x) { return emulated_bits<float>(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __ull2float_rn(uint64_t x) { return float(x); }
+inline uint64_t __float2ull_rn(float x) { return uint64_t(std::nearbyint(x)); }
+inline void __threadfence() {}
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline int __clzll(int64_t x) { return x == 0 ? 64 : __builtin_clzll(x); }
@@ -372,6 +383,16 @@ T atomicMax(T* p, U x) {
 
 inline void __syncwarp() { emulator::meet(emulator::warp().rendezvous, 32); }
 inline void __syncthreads() { emulator::meet(emulator::now->block->named[0], blockDim.x); }
+inline bool __syncthreads_or(bool x) {
+    emulator::Block& block = *emulator::now->block;
+    const int turn = block.named[0].generation % 2;
+    block.any[turn] |= x;
+    __syncthreads();
+    const bool any = block.any[turn];
+    __syncthreads();
+    block.any[turn] = false;
+    return any;
+}
 
 template <class T>
 T __shfl_sync(uint32_t, T x, int from, int width = 32) {

@@ -22,6 +22,6 @@ extern "C" {
 
 void emulator_seed(uint32_t seed) { emulator::random.seed(seed); }
 
-// Run what was launched; 1 if threads wait for each other for ever.
-int emulator_synchronize() { return !emulator::synchronize(); }
+// Run what was launched; what went wrong, or null.
+const char* emulator_synchronize() { return emulator::synchronize(); }
 }

@@ -11,7 +11,7 @@ constexpr bool kBulkCopy = true;
 constexpr int kProducerArrivals = 1;
 constexpr int kFirstBarrier = 1, kSureBarrier = 2;
 
-inline char* dynamic_shared() { return emulator::now->block->shared; }
+#define SANTA_DYNAMIC_SHARED(name) char* const name = emulator::now->block->shared
 
 // Barriers: a thread arrives, bytes are announced and land, and who waits sees the parity change.
 
