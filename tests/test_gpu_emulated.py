@@ -82,7 +82,7 @@ def test_sys_draws_the_references_counts(
     ids=["a wrong shift", "keys used before they land", "a wait for more than comes"],
 )
 def test_a_planted_fault_is_found(file: str, old: str, new: str, tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
-    broken = build(tmp_path, {file: (old, new)})
+    broken = build(tmp_path, "-DFIXED_128_ALONE", "-O0", edit={file: (old, new)})
     found: object
     try:
         cut = {"stream": 2, "steps": 4, "tiles_per_unit": 4}
