@@ -24,7 +24,7 @@ class EmulationError(RuntimeError):
     """No thread can go on, or a copy outlives its block."""
 
 
-def build(folder: Path, edit: dict[str, tuple[str, str]] | None = None) -> ctypes.CDLL:
+def build(folder: Path, *flags: str, edit: dict[str, tuple[str, str]] | None = None) -> ctypes.CDLL:
     """The kernels for the emulator, after `edit`: of a file, a text and what stands in its place."""
     for source in (*assets.path("gpu").glob("*.cuh"), assets.path("gpu") / "library.cu", *EMULATOR.iterdir()):
         shutil.copy(source, folder)
@@ -32,8 +32,8 @@ def build(folder: Path, edit: dict[str, tuple[str, str]] | None = None) -> ctype
         text = (folder / name).read_text(encoding="utf-8")
         assert old in text, (name, old)
         (folder / name).write_text(text.replace(old, new), encoding="utf-8")
-    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fno-gnu-unique"]
-    command = ["g++", *flags, "kernels.cpp", "-o", "emulated.so"]
+    always = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fno-gnu-unique"]
+    command = ["g++", *always, *flags, "kernels.cpp", "-o", "emulated.so"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:3000]
     return ctypes.CDLL(str(folder / "emulated.so"))

@@ -1,17 +1,23 @@
-// The library for the emulator: the kernels for head dimensions 64 and 128.
+// The library for the emulator: the kernels for head dimensions 64 and 128, or `fixed` for 128 alone.
 #include "emulator.hpp"
 
 #include "library.cu"
 
 namespace santa {
 
-Compiled sys_64(int group) { return compiled<Sys, uint16_t, 64>(group); }
-Compiled fixed_64(int group) { return compiled<Fixed, int8_t, 64>(group); }
-Compiled sys_128(int group) { return compiled<Sys, uint16_t, 128>(group); }
-Compiled fixed_128(int group) { return compiled<Fixed, int8_t, 128>(group); }
 #define SANTA_NOT_HERE(dim) \
     Compiled sys_##dim(int) { return {}; } \
     Compiled fixed_##dim(int) { return {}; }
+
+Compiled fixed_128(int group) { return compiled<Fixed, int8_t, 128>(group); }
+#ifdef FIXED_128_ALONE
+Compiled sys_128(int) { return {}; }
+SANTA_NOT_HERE(64)
+#else
+Compiled sys_128(int group) { return compiled<Sys, uint16_t, 128>(group); }
+Compiled sys_64(int group) { return compiled<Sys, uint16_t, 64>(group); }
+Compiled fixed_64(int group) { return compiled<Fixed, int8_t, 64>(group); }
+#endif
 SANTA_NOT_HERE(80)
 SANTA_NOT_HERE(96)
 SANTA_NOT_HERE(256)
