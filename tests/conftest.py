@@ -13,6 +13,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     import torch
 
+    from santa_hw.models import LoadedModel
+
 # A failing check in these says what differed, as it would in a test's own file.
 pytest.register_assert_rewrite("architectures", "exact", "team_oracle")
 
@@ -49,3 +51,19 @@ def rng(seed: int) -> torch.Generator:
     import torch  # what needs no torch does not wait for it
 
     return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    """The tiny random model, a file's own."""
+    import tiny
+
+    return tiny.loaded()
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    """Words of some kind, the same ones everywhere."""
+    import tiny
+
+    return tiny.prose(1, 600)

@@ -15,17 +15,6 @@ from santa_hw.evaluate.decoding import Decoding, Trial, chat, greedy
 from santa_hw.evaluate.retrieval import needle, split_sentences
 from santa_hw.evaluate.words import fwe
 
-
-@pytest.fixture(scope="module")
-def loaded():
-    return tiny.loaded()
-
-
-@pytest.fixture(scope="module")
-def text():
-    return tiny.prose(1, 600)
-
-
 # Decoding ---------------------------------------------------------------------------------------
 
 

@@ -12,17 +12,6 @@ from santa_hw.design import Design
 from santa_hw.evaluate import perplexity
 from santa_hw.evaluate.perplexity import Perplexity, WindowScore, compare, opening_tokens, windows
 
-
-@pytest.fixture(scope="module")
-def loaded():
-    return tiny.loaded()
-
-
-@pytest.fixture(scope="module")
-def text():
-    return tiny.prose(1, 600)
-
-
 # Divergence -------------------------------------------------------------------------------------
 
 

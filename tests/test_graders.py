@@ -29,11 +29,6 @@ RULER = [
 ]
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    return tiny.loaded()
-
-
 def jsonl(path, records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path

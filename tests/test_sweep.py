@@ -293,11 +293,6 @@ def test_every_column_of_the_identity_tells_rows_apart(name, value):
 # Runs -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    return tiny.loaded()
-
-
 class Fake:
     """A task that says what it was asked."""
 
