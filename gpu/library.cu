@@ -171,7 +171,7 @@ __global__ void union_kernel(const int32_t* counts, int group, int64_t keys, int
 __global__ void late_kernel(const int32_t* from, int32_t* to, int count) {
     launch_dependents();
     const long long start = clock64();
-    while (clock64() - start < 50000) {
+    while (clock64() - start < 2000000) {
     }
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
 }

@@ -151,10 +151,11 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
     Unit unit;
     Stage stage;
     // Lengths are read while the kernel ahead drains. They may still change, and are read again: until then what they
-    // say is a hint. By the hint stages are filled, so that no key waits for the lengths. Pages do: beyond a row's length
+    // say is a hint. By the hint one stage is filled, so that no key waits for the lengths. Pages do: beyond a row's length
     // the page table need not hold page numbers. So do more sequences than the schedule compares.
     enum { kNothing, kHint, kLengths } known = kNothing;
-    const int by_hint = kBulkCopy && work.a.k.pages == nullptr && work.a.batch <= 32 ? p.stages : 0;
+    const int by_hint = kBulkCopy && work.a.k.pages == nullptr && work.a.batch <= 32 ? 1 : 0;
+    int now = 0;
     for (int filled = 0;; ++filled) {
         if (step == 0) unit = number < total ? schedule.find(number) : Unit{-1, 0, 0, 0};
         if (known == kNothing) {
@@ -162,16 +163,17 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
             barrier_arrive_named(kFirstBarrier, kScoreThreads);
             wait_for_launch();
             launch_dependents(); // not sooner: until here the gather's counters belong to the call before
+            now = schedule.length_now();
             known = kHint;
         }
         if (known == kHint && (filled == by_hint || unit.b < 0)) {
             known = kLengths;
-            const bool changed = schedule.changed();
+            const bool changed = schedule.changed(now);
             if (changed && filled > 0) {
-                // When the copies have landed the stages begin anew: no consumer has seen them.
-                for (int s = 0; s < filled; ++s) barrier_wait(&shared.full[s], 0);
+                // When the copies have landed the stage begins anew: no consumer has seen it.
+                barrier_wait(&shared.full[0], 0);
                 __syncwarp();
-                if (lane < filled) barrier_init_again(&shared.full[lane], kProducerArrivals);
+                if (lane == 0) barrier_init_again(&shared.full[0], kProducerArrivals);
                 barrier_init_fence();
                 __syncwarp();
             }
