@@ -36,7 +36,7 @@ struct DecodeArguments {
     int32_t* accumulators;   // [B, H, d]
     // How to cut the work; 0: the plan decides. They change the speed, never a count.
     int32_t steps, tiles_per_unit;
-    int32_t split;           // blocks of the gather that share a query head's samples: 1, 2 or 4
+    int32_t split;           // blocks of the gather that share a query head: 1, 2 or 4
     int32_t multiprocessors; // to plan for
     int32_t keep;            // the scratch is read afterwards, for traces
 };
@@ -48,7 +48,8 @@ struct Plan {
     int32_t chunk, chunks, lanes, group;
     int32_t stages, stage_bytes;
     int32_t grid;     // blocks of the score pass
-    int32_t split;    // blocks of the gather that share a query head's samples
+    int32_t split;    // blocks of the gather that share a query head
+    int32_t kept;     // tiles whose statistics such a block keeps
     int32_t exponent; // `sys`: a weight of one is 2^(16 + exponent) in fixed-point masses
     int32_t score_shared, gather_shared;
     int64_t tokens, tiles; // of a row of the scratch, padding included
@@ -61,7 +62,7 @@ constexpr int kStepTokens = 16;  // tokens a warp takes from a stage
 constexpr int kMaxStages = 16;
 constexpr int kMaxSplit = 4;
 constexpr int kLineBytes = 128;  // of the L2
-constexpr int kMaxEntries = 2048; // tiles whose statistics the gather keeps in shared memory
+constexpr int kMaxEntries = 2048; // tiles whose statistics a block of the gather keeps at most
 constexpr int kTableEntries = 256; // larger tables stay in global memory
 constexpr int kProductStride = 72; // of the rows of a tile's dot products; 64 would meet the same banks
 

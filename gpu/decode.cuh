@@ -28,13 +28,13 @@ constexpr int kBlocks =
 template <class Scheme>
 constexpr bool kNarrow = Scheme::Shape::kInteger && !kWide<Scheme>;
 template <class Scheme>
-constexpr int kHeadWarps = kNarrow<Scheme> ? 4 : kWide<Scheme> ? 8 : 16;
+constexpr int kHeadWarps = kNarrow<Scheme> ? 8 : kWide<Scheme> ? 8 : 16;
 template <class Scheme>
-constexpr int kInFlight = kNarrow<Scheme> ? 4 : 2;
+constexpr int kInFlight = 2;
 template <class Scheme>
-constexpr int kSplitWarps = kNarrow<Scheme> ? 4 : 8;
+constexpr int kSplitWarps = 8;
 template <class Scheme>
-constexpr int kSplitInFlight = kNarrow<Scheme> ? 2 : 1;
+constexpr int kSplitInFlight = 1;
 
 // The offset's random word of a query head.
 __device__ inline uint32_t offset_word(const Work& work, int b, int head) {
@@ -54,8 +54,8 @@ template <class Scheme>
 constexpr int kScoreRegisters = kBlocks<Scheme> == 2                           ? kTightRegisters
                                 : kWide<Scheme> || Scheme::Shape::kHeads == 16 ? kLargeRegisters
                                                                                : kCommonRegisters;
-template <int Warps>
-constexpr int kGatherRegisters = Warps == 16 ? kTightRegisters : 128;
+template <class Scheme, int Warps>
+constexpr int kGatherRegisters = std::max(kTightRegisters, (kNarrow<Scheme> ? 512 : 1024) / Warps);
 
 template <class Scheme>
 __global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Scheme>)
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Sch
 // Grid (H * split, B), clusters of `split`. The score pass has begun, and what came before it has ended: it lets this
 // kernel start only then.
 template <class Scheme, int Warps, int InFlight>
-__global__ void __launch_bounds__(Warps * 32) __maxnreg__(kGatherRegisters<Warps>)
+__global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Scheme, Warps>))
     gather_kernel(const __grid_constant__ Work work) {
     SANTA_DYNAMIC_SHARED(dynamic);
     launch_dependents();
@@ -92,28 +92,34 @@ __global__ void __launch_bounds__(Warps * 32) __maxnreg__(kGatherRegisters<Warps
     if (work.a.table && (1 << work.a.score_frac) <= kTableEntries) {
         for (int i = threadIdx.x; i < 1 << work.a.score_frac; i += blockDim.x) shared.table[i] = work.a.table[i];
     }
+    const int length = clamped_length(work.a.lengths, b, work.a.max_length);
     if (threadIdx.x == 0) {
-        const int length = clamped_length(work.a.lengths, b, work.a.max_length);
         const int units = unsigned(length + work.p.unit_tokens - 1) / unsigned(work.p.unit_tokens);
         wait_until(finished, min(units, work.p.grid) * work.p.lanes); // blocks take units in turns
     }
     __syncthreads();
     if (split > 1) cluster_wait(); // the cluster's blocks have all begun
-    gather_head<Scheme, Warps, InFlight>(work, shared, b, head, split, rank, word);
+    gather_head<Scheme, Warps, InFlight>(work, shared, b, head, length, split, rank, word);
     if (threadIdx.x == 0 && rank == 0) *finished = 0; // the others have seen it by now
     wait_for_launch(); // whoever waits for this kernel waits for the score pass too
 }
 
 // Host ---------------------------------------------------------------------------------------------------------------
 
-struct SharedSizes {
-    int score, gather; // beside the stages; of the gather kernel
+struct GatherSizes {
+    int shared, threads; // of a block, beside the statistics of its tiles
+};
+
+struct Sizes {
+    int score;              // shared memory beside the stages
+    GatherSizes head, split; // a block that has a query head for itself, and one that shares it
 };
 
 template <class Scheme, class AnyGroup>
-constexpr SharedSizes shared_sizes() {
-    return {int(sizeof(ScoreShared<Scheme>)), int(std::max(sizeof(GatherShared<AnyGroup, kHeadWarps<AnyGroup>>),
-                                                           sizeof(GatherShared<AnyGroup, kSplitWarps<AnyGroup>>)))};
+constexpr Sizes sizes() {
+    constexpr int kHead = kHeadWarps<AnyGroup>, kSplit = kSplitWarps<AnyGroup>;
+    return {int(sizeof(ScoreShared<Scheme>)), {int(sizeof(GatherShared<AnyGroup, kHead>)), kHead * 32},
+            {int(sizeof(GatherShared<AnyGroup, kSplit>)), kSplit * 32}};
 }
 
 template <class Scheme, class AnyGroup>
@@ -134,7 +140,7 @@ cudaError_t launch(const Work& work, cudaStream_t stream) {
 
 // What is compiled for an element type, a head dimension and a group size.
 struct Compiled {
-    SharedSizes shared;
+    Sizes sizes;
     int blocks;
     cudaError_t (*launch)(const Work&, cudaStream_t);
     cudaError_t (*is_modern)(bool&);
@@ -145,8 +151,8 @@ Compiled compiled(int group) {
     using Small = Kind<Shape<T, D, 8>>;
     using Large = Kind<Shape<T, D, 16>>;
     const auto modern = [](bool& x) { return is_modern(score_kernel<Large>, x); };
-    if (group <= 8) return {shared_sizes<Small, Large>(), kBlocks<Small>, launch<Small, Large>, modern};
-    return {shared_sizes<Large, Large>(), kBlocks<Large>, launch<Large, Large>, modern};
+    if (group <= 8) return {sizes<Small, Large>(), kBlocks<Small>, launch<Small, Large>, modern};
+    return {sizes<Large, Large>(), kBlocks<Large>, launch<Large, Large>, modern};
 }
 
 } // namespace santa

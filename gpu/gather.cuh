@@ -24,29 +24,35 @@ struct ValueSums {
         }
     }
 
-    // The warp's four teams together, to `to`.
+    // The warp's four teams together, to `to`: in two rounds a lane keeps half of what it has.
     __device__ void reduce(typename S::Sum* to) {
         const int lane = threadIdx.x % 32;
+        halve<kLaneUnits * kPerUnit / 2>(lane & 16, 16);
+        halve<kLaneUnits * kPerUnit / 4>(lane & 8, 8);
+        constexpr int kKept = kLaneUnits * kPerUnit / 4;
+        const int first = lane / 8 * kKept; // lane bits 16 and 8: which half of the half
 #pragma unroll
-        for (int u = 0; u < kLaneUnits; ++u) {
-#pragma unroll
-            for (int e = 0; e < kPerUnit; ++e) {
-                sum[u][e] += __shfl_xor_sync(~0u, sum[u][e], 8);
-                sum[u][e] += __shfl_xor_sync(~0u, sum[u][e], 16);
-            }
-            const int unit = u * 8 + lane;
-            if (lane < 8 && unit < S::kUnits) {
-#pragma unroll
-                for (int e = 0; e < kPerUnit; e += 4) {
-                    uint4 four;
-                    memcpy(&four, &sum[u][e], 16);
-                    *reinterpret_cast<uint4*>(to + unit * kPerUnit + e) = four;
-                }
+        for (int e = 0; e < kKept; e += 2) {
+            const int unit = (first + e) / kPerUnit * 8 + lane % 8;
+            if (S::kUnits % 8 == 0 || unit < S::kUnits) {
+                uint2 two;
+                memcpy(&two, &sum[e], 8);
+                *reinterpret_cast<uint2*>(to + unit * kPerUnit + (first + e) % kPerUnit) = two;
             }
         }
     }
 
   private:
+    // Of the first 2 * Half sums this lane keeps the upper half or the lower, and its partner the other.
+    template <int Half>
+    __device__ void halve(bool upper, int partner) {
+#pragma unroll
+        for (int e = 0; e < Half; ++e) {
+            const auto given = upper ? sum[e] : sum[e + Half];
+            sum[e] = (upper ? sum[e + Half] : sum[e]) + __shfl_xor_sync(~0u, given, partner);
+        }
+    }
+
     template <typename T>
     __device__ void add(const uint4 (&row)[kLaneUnits]) {
 #pragma unroll
@@ -56,37 +62,39 @@ struct ValueSums {
             for (int w = 0; w < 4; ++w) {
                 if constexpr (S::kInteger) {
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) sum[u][w * 4 + e] += int8_t(words[w] >> (8 * e));
+                    for (int e = 0; e < 4; ++e) sum[u * kPerUnit + w * 4 + e] += int8_t(words[w] >> (8 * e));
                 } else {
                     const float2 two = to_float2<T>(words[w]);
-                    sum[u][w * 2] += two.x;
-                    sum[u][w * 2 + 1] += two.y;
+                    sum[u * kPerUnit + w * 2] += two.x;
+                    sum[u * kPerUnit + w * 2 + 1] += two.y;
                 }
             }
         }
     }
 
-    typename S::Sum sum[kLaneUnits][kPerUnit] = {};
+    typename S::Sum sum[kLaneUnits * kPerUnit] = {};
 };
 
-// Of the block's warps that gather.
+// Of a block that gathers. Behind it lie the statistics of a thread's tiles, then in their place the tiles' masses.
 template <class Scheme, int Warps>
 struct alignas(16) GatherShared {
     using S = typename Scheme::Shape;
+    using Stat = typename Scheme::Stat;
     static constexpr int kThreads = Warps * 32;
-    // Statistics of a thread's tiles, then in their place the tiles' masses: its i-th is [i][thread].
-    typename Scheme::Stat stats[(kMaxEntries + kThreads - 1) / kThreads][kThreads];
+    static constexpr int kWindow = kThreads < 128 ? kThreads : 128; // samples at a time
     typename S::Sum sums[Warps][S::kDim];
     typename S::Sum parts[kMaxSplit][S::kDim]; // of the cluster's blocks
     uint64_t parts_full;
-    uint64_t upto[kThreads];                    // mass up to and with a thread's tiles, of its warp
-    uint64_t inside[kThreads], share[kThreads]; // of a sample: where in its tile's mass, and that
-    int tile[kThreads];
+    uint64_t upto[kThreads];                  // mass up to and with a thread's tiles, of its warp
+    uint64_t inside[kWindow], share[kWindow]; // of a sample: where in its tile's mass, and that
+    int tile[kWindow];
     uint64_t warp_mass[Warps];
     int warp_top[Warps];
     uint32_t table[S::kInteger ? kTableEntries : 1];
 
-    __device__ uint64_t& mass(int i, int thread) { return *reinterpret_cast<uint64_t*>(&stats[i][thread]); }
+    // Of the thread's i-th tile.
+    __device__ Stat& stat(int i, int thread) { return reinterpret_cast<Stat*>(this + 1)[i * kThreads + thread]; }
+    __device__ uint64_t& mass(int i, int thread) { return reinterpret_cast<uint64_t&>(stat(i, thread)); }
 };
 
 // Inclusive prefix sum over the eight lanes of a team.
@@ -190,12 +198,12 @@ __device__ inline void load_value(const DecodeArguments& a, int b, int kv, int t
 // Work of one query head by a block, or by the `split` blocks of a cluster, which share the samples; `word` is the
 // offset's random word.
 template <class Scheme, int Warps, int InFlight>
-__device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>& shared, int b, int head, int split,
-                                   int rank, uint32_t word) {
+__device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>& shared, int b, int head, int length,
+                                   int split, int rank, uint32_t word) {
     using S = typename Scheme::Shape;
     using Stat = typename Scheme::Stat;
     using Sum = typename Scheme::Sum;
-    constexpr int kThreads = Warps * 32, kTeams = kThreads / 8;
+    constexpr int kThreads = Warps * 32, kTeams = kThreads / 8, kWindow = GatherShared<Scheme, Warps>::kWindow;
     const DecodeArguments& a = work.a;
     const Plan& p = work.p;
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, team = thread / 8, member = thread % 8;
@@ -205,14 +213,15 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     uint16_t* stash = work.stash(b, head);
     const int shift = p.tile_shift;
 
-    // The row's maximum. A thread takes neighbouring tiles, and no load waits for the length.
-    const int length = clamped_length(a.lengths, b, a.max_length);
-    const int bound = int(p.tiles), own = (bound + kThreads - 1) / kThreads, first = thread * own;
-    const bool fits = bound <= kMaxEntries; // then the tiles' statistics and masses are kept
-    for (int i = 0; i < own && fits; ++i) copy_async(&shared.stats[i][thread], stats + min(first + i, bound - 1));
-    copy_async_wait();
-    const int tiles = (length + (1 << shift) - 1) >> shift, held = max(0, min(own, tiles - first));
-    const auto stat_of = [&](int i) { return fits ? shared.stats[i][thread] : __ldcg(stats + first + i); };
+    // The row's maximum. A thread takes neighbouring tiles.
+    const int tiles = (length + (1 << shift) - 1) >> shift, own = (tiles + kThreads - 1) / kThreads;
+    const int first = thread * own, held = max(0, min(own, tiles - first));
+    const bool kept = own * kThreads <= p.kept;
+    if (kept) {
+        for (int i = 0; i < held; ++i) copy_async(&shared.stat(i, thread), stats + first + i);
+        copy_async_wait();
+    }
+    const auto stat_of = [&](int i) { return kept ? shared.stat(i, thread) : __ldcg(stats + first + i); };
     int top = INT_MIN;
 #pragma unroll 4
     for (int i = 0; i < held; ++i) top = max(top, Scheme::maximum(stat_of(i)));
@@ -237,7 +246,7 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
 #pragma unroll 1
     for (int i = 0; i < held; ++i) {
         const uint64_t one = mass_of(first + i, stat_of(i));
-        if (fits) shared.mass(i, thread) = one;
+        if (kept) shared.mass(i, thread) = one;
         mass += one;
     }
 #pragma unroll
@@ -263,9 +272,9 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     ValueSums<S> sums;
     const int kv = head / p.group, lane_shift = shift - 3, lane_tokens = 1 << lane_shift;
 #pragma unroll 1
-    for (int window = samples * rank / split; window < share_end; window += kThreads) {
+    for (int window = samples * rank / split; window < share_end; window += kWindow) {
         // A thread finds one sample's tile: the warp, its thread, that thread's tile.
-        if (window + thread < share_end) {
+        if (thread < kWindow && window + thread < share_end) {
             uint64_t x = divide_samples(offset + uint64_t(window + thread) * total, samples);
             uint64_t reached = 0, before = 0;
             int w = 0;
@@ -285,7 +294,7 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
             int i = 0;
             uint64_t one;
             for (;; ++i) {
-                one = fits ? shared.mass(i, owner) : mass_of(owner * own + i, __ldcg(stats + owner * own + i));
+                one = kept ? shared.mass(i, owner) : mass_of(owner * own + i, __ldcg(stats + owner * own + i));
                 if (x < one || i >= end) break;
                 x -= one;
             }
@@ -294,7 +303,7 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
             shared.share[thread] = one;
         }
         __syncthreads();
-        const int here = min(share_end - window, kThreads);
+        const int here = min(share_end - window, kWindow);
 #pragma unroll 1
         for (int start = 0; start < here; start += kTeams * InFlight) {
             uint4 stored[InFlight];
@@ -330,7 +339,7 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
 #pragma unroll
             for (int i = 0; i < InFlight; ++i) sums.add(a.type, rows[i]);
         }
-        if (window + kThreads < share_end) __syncthreads();
+        if (window + kWindow < share_end) __syncthreads();
     }
     sums.reduce(shared.sums[warp]);
     __syncthreads();

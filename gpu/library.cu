@@ -43,7 +43,6 @@ X ceil_div(X a, X b) {
 int64_t aligned(int64_t bytes) { return ceil_div<int64_t>(bytes, 256) * 256; }
 
 int make_plan(const DecodeArguments& a, const Device& device, const Compiled& compiled, bool modern, Plan& p) {
-    const SharedSizes& shared = compiled.shared;
     p = {};
     p.group = a.heads / a.kv_heads;
     p.chunks = ceil_div(a.kv_heads, kScoreWarps);
@@ -84,15 +83,20 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     p.stash_at = p.stats_at + aligned(rows * p.tiles * stat_bytes);
     p.bytes = p.stash_at + aligned(rows * p.tokens * 2);
 
+    // The gather keeps what it has read of so many tiles.
+    const GatherSizes& block = p.split > 1 ? compiled.sizes.split : compiled.sizes.head;
+    const int64_t most = ceil_div(p.tiles, int64_t(block.threads)) * block.threads;
+    p.kept = int(std::min<int64_t>(most, kMaxEntries));
+    p.gather_shared = block.shared + p.kept * int(stat_bytes);
+
     // A block of the gather must fit beside those of the scores, to be there when these end.
     constexpr int kReserved = 1024; // shared memory the system takes of each block
-    const int beside = product_bytes(p.group) + shared.score, gather = shared.gather + kReserved;
+    const int beside = product_bytes(p.group) + compiled.sizes.score, gather = p.gather_shared + kReserved;
     const int room = std::min(device.block_shared,
                               (device.multiprocessor_shared - gather) / compiled.blocks - kReserved) - beside;
     p.stages = std::min(room / p.stage_bytes, kMaxStages);
     if (p.stages < 1) return kSharedMemory;
     p.score_shared = p.stages * p.stage_bytes + beside;
-    p.gather_shared = shared.gather;
     return cudaSuccess;
 }
 

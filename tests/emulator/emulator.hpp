@@ -343,6 +343,7 @@ inline float __ull2float_rn(uint64_t x) { return float(x); }
 inline uint64_t __float2ull_rn(float x) { return uint64_t(std::nearbyint(x)); }
 inline void __threadfence() {}
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline int __ffs(uint32_t x) { return __builtin_ffs(int(x)); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline int __clzll(int64_t x) { return x == 0 ? 64 : __builtin_clzll(x); }
 inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, uint32_t shift) {

@@ -78,10 +78,18 @@ inline void cluster_wait() {
     const int generation = emulator::now->cluster_generation;
     emulator::wait([&] { return cluster.rendezvous.generation != generation; });
 }
+// The same place in another block's shared memory.
+inline void* of_block(void* own, int rank) {
+    emulator::Block* block = emulator::now->block;
+    return block->cluster->blocks[rank]->shared + (static_cast<char*>(own) - block->shared);
+}
+template <typename X>
+void store_cluster(void* to, X x, int rank) {
+    std::memcpy(of_block(to, rank), &x, sizeof(x));
+}
 inline void send_first(void* to, uint32_t x, uint64_t* full) {
-    emulator::Block *own = emulator::now->block, *first = own->cluster->blocks[0];
-    auto* barrier = reinterpret_cast<uint64_t*>(first->shared + (reinterpret_cast<char*>(full) - own->shared));
-    std::memcpy(first->shared + (static_cast<char*>(to) - own->shared), &x, 4);
+    auto* barrier = static_cast<uint64_t*>(of_block(full, 0));
+    std::memcpy(of_block(to, 0), &x, 4);
     as_barrier(barrier).bytes_and_phase -= 8;
     as_barrier(barrier).settle();
 }
