@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Sche
     if (work.a.table && (1 << work.a.score_frac) <= kTableEntries) {
         for (int i = threadIdx.x; i < 1 << work.a.score_frac; i += blockDim.x) shared.table[i] = work.a.table[i];
     }
-    const int length = clamped_length(work.a.lengths, b, work.a.max_length);
+    const int given = __ldcg(work.a.lengths + b), length = max(0, min(given, int(work.a.max_length)));
     if (threadIdx.x == 0) {
         const int units = unsigned(length + work.p.unit_tokens - 1) / unsigned(work.p.unit_tokens);
         wait_until(finished, min(units, work.p.grid) * work.p.lanes); // blocks take units in turns
@@ -100,8 +100,12 @@ __global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Sche
     __syncthreads();
     if (split > 1) cluster_wait(); // the cluster's blocks have all begun
     gather_head<Scheme, Warps, InFlight>(work, shared, b, head, length, split, rank, word);
-    if (threadIdx.x == 0 && rank == 0) *finished = 0; // the others have seen it by now
-    wait_for_launch(); // whoever waits for this kernel waits for the score pass too
+    if (threadIdx.x == 0 && rank == 0) {
+        *finished = 0; // the others have seen it by now
+        if (length != given) atomicOr(&work.control()->error, 1u);
+    }
+    // Whoever waits for this kernel waits for the score pass too: one block does, others make room.
+    if (blockIdx.x == gridDim.x - 1 && b == work.a.batch - 1) wait_for_launch();
 }
 
 // Host ---------------------------------------------------------------------------------------------------------------

@@ -145,16 +145,14 @@ struct Fixed {
         uint64_t sum = uint64_t(stat.y & 0xff) << 32 | stat.x;
         const uint32_t last = stat.y >> 8 & 0xff;
         if (further == 0) return half_up ? sum + last : sum;
-        uint32_t carry = 0;
-#pragma unroll
-        for (int bit = 0; bit < 9; ++bit) {
-            if (bit < further) {
-                carry = bit < 4 ? stat.z >> (8 * bit) & 0xff : bit < 8 ? stat.w >> (8 * bit - 32) & 0xff : last;
-                sum -= uint64_t(carry) << bit;
-            }
-        }
+        // What the bits below are worth goes; the last of them rounds.
+        const uint64_t counts = uint64_t(stat.w) << 32 | stat.z;
+        const uint64_t lost = counts & (further < 8 ? (uint64_t(1) << (8 * further)) - 1 : ~uint64_t(0));
+        constexpr uint32_t kWorth = 0x08040201;
+        sum -= __dp4a(uint32_t(lost), kWorth, __dp4a(uint32_t(lost >> 32), kWorth, 0u) << 4);
+        if (further == 9) sum -= last << 8;
         sum >>= further;
-        return half_up ? sum + carry : sum;
+        return half_up ? sum + (counts >> (8 * further - 8) & 0xff) : sum;
     }
 
     __device__ static uint32_t weight(const Work& work, const uint32_t* table, uint32_t stored, int top) {

@@ -355,6 +355,10 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t select) {
     for (int i = 0; i < 4; ++i) z |= uint32_t(bytes >> (8 * (select >> (4 * i) & 7)) & 0xff) << (8 * i);
     return z;
 }
+inline uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t c) {
+    for (int i = 0; i < 32; i += 8) c += (a >> i & 0xff) * (b >> i & 0xff);
+    return c;
+}
 inline uint32_t __dp2a_lo(uint32_t a, uint32_t b, uint32_t c) {
     return c + (a & 0xffff) * (b & 0xff) + (a >> 16) * (b >> 8 & 0xff);
 }
