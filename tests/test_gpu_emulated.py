@@ -84,7 +84,7 @@ def test_lengths_may_come_while_a_step_begins(emulated: CDLL, case: Case, seed: 
 
 
 def test_lengths_that_are_not_read_again_are_found(tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
-    broken = build(tmp_path, edit={"scores.cuh": ("changed = schedule.changed();", "changed = false;")})
+    broken = build(tmp_path, edit={"scores.cuh": ("changed = schedule.changed(now);", "changed = false;")})
     with on_processor(broken, seed), pytest.raises((EmulationError, AssertionError)):
         assert all(outcome.passed for outcome in late_outcomes(LATE[0], seed, "cpu"))
 
