@@ -56,8 +56,6 @@ struct Plan {
     int64_t counters_at, stats_at, stash_at, bytes;
 };
 
-constexpr int kScoreWarps = 8;   // one KV head each, or several warps a head
-constexpr int kScoreThreads = (kScoreWarps + 1) * 32;
 constexpr int kStepTokens = 16;  // tokens a warp takes from a stage
 constexpr int kMaxStages = 16;
 constexpr int kMaxSplit = 4;

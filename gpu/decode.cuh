@@ -18,11 +18,6 @@ namespace santa {
 template <class Scheme>
 constexpr bool kWide = Scheme::Shape::kDim > 128;
 
-// Blocks of the score pass on a multiprocessor: `fixed` has work for two, where the registers suffice.
-template <class Scheme>
-constexpr int kBlocks =
-    Scheme::Shape::kInteger && Scheme::Shape::kHeads == 8 && !Scheme::Shape::kRagged && !kWide<Scheme> ? 2 : 1;
-
 // The gather: warps of a block that has a query head for itself and samples that a team then has in flight; the same of a
 // block that shares one. Beside two blocks of the score pass only four warps fit.
 template <class Scheme>
@@ -51,18 +46,18 @@ constexpr int kTightRegisters = 80, kCommonRegisters = 96, kLargeRegisters = 168
 constexpr int kTightRegisters = 64, kCommonRegisters = 80, kLargeRegisters = 128;
 #endif
 template <class Scheme>
-constexpr int kScoreRegisters = kBlocks<Scheme> == 2                           ? kTightRegisters
+constexpr int kScoreRegisters = Scheme::Shape::kWarps == 16                    ? kTightRegisters
                                 : kWide<Scheme> || Scheme::Shape::kHeads == 16 ? kLargeRegisters
                                                                                : kCommonRegisters;
 template <class Scheme, int Warps>
-constexpr int kGatherRegisters = std::max(kTightRegisters, (kNarrow<Scheme> ? 512 : 1024) / Warps);
+constexpr int kGatherRegisters = std::max(kTightRegisters, (kNarrow<Scheme> ? 768 : 1024) / Warps);
 
 template <class Scheme>
-__global__ void __launch_bounds__(kScoreThreads) __maxnreg__(kScoreRegisters<Scheme>)
+__global__ void __launch_bounds__(Scheme::Shape::kThreads) __maxnreg__(kScoreRegisters<Scheme>)
     score_kernel(const __grid_constant__ Work work) {
     SANTA_DYNAMIC_SHARED(stages);
     auto& shared = score_setup<Scheme>(work, stages);
-    if (threadIdx.x / 32 < kScoreWarps) {
+    if (threadIdx.x / 32 < Scheme::Shape::kWarps) {
         consume<Scheme>(work, shared, stages);
     } else {
         produce<Scheme>(work, shared, stages);
@@ -129,7 +124,7 @@ constexpr Sizes sizes() {
 template <class Scheme, class AnyGroup>
 cudaError_t launch(const Work& work, cudaStream_t stream) {
     const Plan& p = work.p;
-    const Grid score{dim3(p.grid), kScoreThreads, p.score_shared, true};
+    const Grid score{dim3(p.grid), Scheme::Shape::kThreads, p.score_shared, true};
     if (cudaError_t error = start(score_kernel<Scheme>, score, stream, work)) return error;
     const dim3 blocks(work.a.heads * p.split, work.a.batch);
     if (p.split > 1) {
@@ -144,8 +139,8 @@ cudaError_t launch(const Work& work, cudaStream_t stream) {
 
 // What is compiled for an element type, a head dimension and a group size.
 struct Compiled {
+    int score_warps;
     Sizes sizes;
-    int blocks;
     cudaError_t (*launch)(const Work&, cudaStream_t);
     cudaError_t (*is_modern)(bool&);
 };
@@ -155,8 +150,8 @@ Compiled compiled(int group) {
     using Small = Kind<Shape<T, D, 8>>;
     using Large = Kind<Shape<T, D, 16>>;
     const auto modern = [](bool& x) { return is_modern(score_kernel<Large>, x); };
-    if (group <= 8) return {sizes<Small, Large>(), kBlocks<Small>, launch<Small, Large>, modern};
-    return {sizes<Large, Large>(), kBlocks<Large>, launch<Large, Large>, modern};
+    if (group <= 8) return {Small::Shape::kWarps, sizes<Small, Large>(), launch<Small, Large>, modern};
+    return {Large::Shape::kWarps, sizes<Large, Large>(), launch<Large, Large>, modern};
 }
 
 } // namespace santa

@@ -45,13 +45,13 @@ int64_t aligned(int64_t bytes) { return ceil_div<int64_t>(bytes, 256) * 256; }
 int make_plan(const DecodeArguments& a, const Device& device, const Compiled& compiled, bool modern, Plan& p) {
     p = {};
     p.group = a.heads / a.kv_heads;
-    p.chunks = ceil_div(a.kv_heads, kScoreWarps);
+    p.chunks = ceil_div(a.kv_heads, compiled.score_warps);
     p.chunk = ceil_div(a.kv_heads, p.chunks);
     p.chunks = ceil_div(a.kv_heads, p.chunk);
-    p.lanes = kScoreWarps / p.chunk;
+    p.lanes = compiled.score_warps / p.chunk;
     p.stage_bytes = p.lanes * kStepTokens * p.chunk * a.head_dim * (a.type == kInt8 ? 1 : 2);
     const int multiprocessors = a.multiprocessors > 0 ? a.multiprocessors : device.multiprocessors;
-    p.grid = multiprocessors * compiled.blocks;
+    p.grid = multiprocessors;
 
     // The largest tiles and units that still give every block its share.
     constexpr int kCuts[][2] = {{4, 4}, {4, 2}, {4, 1}, {2, 1}, {1, 1}};
@@ -91,9 +91,9 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
 
     // A block of the gather must fit beside those of the scores, to be there when these end.
     constexpr int kReserved = 1024; // shared memory the system takes of each block
-    const int beside = product_bytes(p.group) + compiled.sizes.score, gather = p.gather_shared + kReserved;
+    const int beside = compiled.score_warps * product_bytes(p.group) + compiled.sizes.score, gather = p.gather_shared + kReserved;
     const int room = std::min(device.block_shared,
-                              (device.multiprocessor_shared - gather) / compiled.blocks - kReserved) - beside;
+                              device.multiprocessor_shared - gather - kReserved) - beside;
     p.stages = std::min(room / p.stage_bytes, kMaxStages);
     if (p.stages < 1) return kSharedMemory;
     p.score_shared = p.stages * p.stage_bytes + beside;

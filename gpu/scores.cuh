@@ -14,34 +14,34 @@ struct alignas(16) ScoreShared {
     uint64_t full[kMaxStages], empty[kMaxStages];
     Unit unit[kMaxStages]; // of the stage that begins one
     Unit first;            // what the block probably begins with
-    typename Scheme::Stat stats[kScoreWarps][Scheme::Shape::kHeads][4];
-    int shift[kScoreWarps][Scheme::Shape::kHeads];
+    typename Scheme::Stat stats[Scheme::Shape::kWarps][Scheme::Shape::kHeads][4];
+    int shift[Scheme::Shape::kWarps][Scheme::Shape::kHeads];
     uint32_t table[Scheme::Shape::kInteger ? kTableEntries : 1];
 };
 
-// Bytes of the warps' dot products of a tile: in fours of query heads.
+// Bytes of a warp's dot products of a tile: in fours of query heads.
 __host__ __device__ inline int product_bytes(int group) {
-    return kScoreWarps * ((group + 3) / 4 * 4) * kProductStride * int(sizeof(int));
+    return (group + 3) / 4 * 4 * kProductStride * int(sizeof(int));
 }
 
 // Arrivals that give a stage back: one a warp, behind a barrier of the warp. compute-sanitizer's racecheck cannot
 // follow that: built for it, every lane arrives.
 #ifdef SANTA_RACECHECK
-constexpr int kStageArrivals = kScoreWarps * 32;
+constexpr bool kAllArrive = true;
 #else
-constexpr int kStageArrivals = kScoreWarps;
+constexpr bool kAllArrive = false;
 #endif
 
 // Of every kernel that scores: the ring's barriers and the table, before anything else.
 template <class Scheme>
 __device__ inline ScoreShared<Scheme>& score_setup(const Work& work, char* stages) {
     const Plan& p = work.p;
-    char* behind = stages + p.stages * p.stage_bytes + product_bytes(p.group);
+    char* behind = stages + p.stages * p.stage_bytes + Scheme::Shape::kWarps * product_bytes(p.group);
     auto& shared = *reinterpret_cast<ScoreShared<Scheme>*>(behind);
     if (threadIdx.x == 0) {
         for (int s = 0; s < p.stages; ++s) {
             barrier_init(&shared.full[s], kProducerArrivals);
-            barrier_init(&shared.empty[s], kStageArrivals);
+            barrier_init(&shared.empty[s], Scheme::Shape::kWarps * (kAllArrive ? 32 : 1));
         }
         barrier_init_fence();
     }
@@ -160,7 +160,7 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
         if (step == 0) unit = number < total ? schedule.find(number) : Unit{-1, 0, 0, 0};
         if (known == kNothing) {
             if (lane == 0) shared.first = unit;
-            barrier_arrive_named(kFirstBarrier, kScoreThreads);
+            barrier_arrive_named(kFirstBarrier, Scheme::Shape::kThreads);
             wait_for_launch();
             launch_dependents(); // not sooner: until here the gather's counters belong to the call before
             now = schedule.length_now();
@@ -177,7 +177,7 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
                 barrier_init_fence();
                 __syncwarp();
             }
-            barrier_arrive_named(kSureBarrier, kScoreThreads);
+            barrier_arrive_named(kSureBarrier, Scheme::Shape::kThreads);
             if (changed) {
                 total = schedule.begin();
                 number = blockIdx.x;
@@ -247,7 +247,7 @@ __device__ inline void load_queries(const Work& work, ScoreShared<Scheme>& share
 template <class S>
 __device__ inline typename S::Sum* warp_products(const Plan& p, char* stages) {
     return reinterpret_cast<typename S::Sum*>(stages + p.stages * p.stage_bytes +
-                                              threadIdx.x / 32 * (product_bytes(p.group) / kScoreWarps));
+                                              threadIdx.x / 32 * product_bytes(p.group));
 }
 
 // Weights or scores and statistics of a tile, from its dot products to the scratch.
@@ -290,11 +290,11 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
         const char* q = static_cast<const char*>(work.a.q) + int64_t(unit.b) * work.a.heads * S::kRowBytes;
         load_queries(work, shared, q, unit.b, unit.chunk * p.chunk + chunk_head, query);
     };
-    barrier_sync(kFirstBarrier, kScoreThreads);
+    barrier_sync(kFirstBarrier, Scheme::Shape::kThreads);
     Unit unit = shared.first;
     wait_for_launch();
     if (unit.b >= 0) begin(unit); // the first queries are fetched while the first keys are on their way
-    barrier_sync(kSureBarrier, kScoreThreads);
+    barrier_sync(kSureBarrier, Scheme::Shape::kThreads);
     int row = -1; // first query head, counted over all sequences, of the group that this warp writes for
 
     for (;;) {
@@ -326,7 +326,7 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
                     step_products(work, keys + stage.index * p.stage_bytes, stride, query, products + s * kStepTokens);
                 }
                 __syncwarp();
-                if (kStageArrivals > kScoreWarps || lane == 0) barrier_arrive(&shared.empty[stage.index]);
+                if (kAllArrive || lane == 0) barrier_arrive(&shared.empty[stage.index]);
                 stage.next(p.stages);
             }
             if (t == 0 && !known) tell(before); // by now the stores have landed: the fence is short
