@@ -67,6 +67,7 @@ constexpr int kProductStride = 72; // of the rows of a tile's dot products; 64 w
 // Head of the workspace.
 struct Control {
     uint32_t error; // kept until read: 1 a length was out of range, 2 a page number was
+    uint32_t taken; // units of the score pass, beyond two a block
 };
 
 struct Work {
@@ -74,7 +75,7 @@ struct Work {
     Plan p;
 
     __device__ Control* control() const { return static_cast<Control*>(a.workspace); }
-    // Warps that have written their scores of a query head. Counters lie lines apart: atomics of neighbours would queue.
+    // Units whose scores of a query head are written, a warp's each. Counters lie lines apart: atomics of neighbours would queue.
     __device__ uint32_t* finished(int64_t row) const { return at<uint32_t>(p.counters_at + row * kLineBytes); }
     // First of a head's per-tile statistics, and of its 16-bit scores or weights, in the scratch.
     template <typename Stat>

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Sche
     const int given = __ldcg(work.a.lengths + b), length = max(0, min(given, int(work.a.max_length)));
     if (threadIdx.x == 0) {
         const int units = unsigned(length + work.p.unit_tokens - 1) / unsigned(work.p.unit_tokens);
-        wait_until(finished, min(units, work.p.grid) * work.p.lanes); // blocks take units in turns
+        wait_until(finished, units * work.p.lanes);
     }
     __syncthreads();
     if (split > 1) cluster_wait(); // the cluster's blocks have all begun
@@ -100,7 +100,10 @@ __global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Sche
         if (length != given) atomicOr(&work.control()->error, 1u);
     }
     // Whoever waits for this kernel waits for the score pass too: one block does, others make room.
-    if (blockIdx.x == gridDim.x - 1 && b == work.a.batch - 1) wait_for_launch();
+    if (blockIdx.x == gridDim.x - 1 && b == work.a.batch - 1) {
+        wait_for_launch();
+        if (threadIdx.x == 0) work.control()->taken = 0;
+    }
 }
 
 // Host ---------------------------------------------------------------------------------------------------------------

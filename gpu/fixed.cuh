@@ -73,7 +73,6 @@ struct Fixed {
     // Sum of the weights (38 bits), maximum (16), counts of bits 0-7 and of bit 8 or, half_up, of the weights that
     // round up (8 each): {sum low, maximum << 16 | last count << 8 | sum high, counts 0-3, counts 4-7}.
     using Stat = uint4;
-    using Sum = uint64_t;
 
     // Scores ---------------------------------------------------------------------------------------------------------
 
@@ -158,6 +157,8 @@ struct Fixed {
     __device__ static uint32_t weight(const Work& work, const uint32_t* table, uint32_t stored, int top) {
         return fixed_weight(work.a, table, stored, top);
     }
+
+    __device__ static bool narrow(const Work& work) { return work.a.weight_bits <= 26; }
 
     __device__ static uint64_t rescale(uint64_t x, uint64_t, uint64_t) { return x; }
 

@@ -154,11 +154,10 @@ __device__ inline uint64_t divide_samples(uint64_t x, uint32_t samples) {
 }
 
 // Which token of a tile has position `x` of the tile's `share` of the row's mass: a team's answer. A lane has
-// `lane_tokens` stored weights or scores, of which the first `visible` count.
-template <class Scheme>
+// `lane_tokens` stored weights or scores, of which the first `visible` count; Sum holds the tile's mass.
+template <class Scheme, typename Sum>
 __device__ inline int find_token(const Work& work, const uint32_t* table, uint4 stored, int lane_tokens, int visible,
                                  int top, uint64_t x, uint64_t share) {
-    using Sum = typename Scheme::Sum;
     const uint32_t words[4] = {stored.x, stored.y, stored.z, stored.w};
     uint32_t weights[8];
     Sum mine = 0;
@@ -167,7 +166,7 @@ __device__ inline int find_token(const Work& work, const uint32_t* table, uint4 
         weights[e] = e < visible ? Scheme::weight(work, table, words[e / 2] >> (e % 2 * 16) & 0xffff, top) : 0;
         mine += weights[e];
     }
-    const Sum upto = team_scan(mine), inside = Scheme::rescale(x, share, __shfl_sync(~0u, upto, 7, 8));
+    const Sum upto = team_scan(mine), inside = Sum(Scheme::rescale(x, share, __shfl_sync(~0u, upto, 7, 8)));
     Sum running = upto - mine;
     int passed = 0;
 #pragma unroll
@@ -202,7 +201,6 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
                                    int split, int rank, uint32_t word) {
     using S = typename Scheme::Shape;
     using Stat = typename Scheme::Stat;
-    using Sum = typename Scheme::Sum;
     constexpr int kThreads = Warps * 32, kTeams = kThreads / 8, kWindow = GatherShared<Scheme, Warps>::kWindow;
     const DecodeArguments& a = work.a;
     const Plan& p = work.p;
@@ -325,8 +323,11 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
             for (int i = 0; i < InFlight; ++i) {
                 const int mine = min(start + i * kTeams + team, here - 1), first_token = shared.tile[mine] << shift;
                 const int visible = min(length - first_token - (member << lane_shift), lane_tokens);
-                const int passed = find_token<Scheme>(work, table, stored[i], lane_tokens, visible, top,
-                                                      shared.inside[mine], shared.share[mine]);
+                const uint64_t x = shared.inside[mine], share = shared.share[mine];
+                const int passed =
+                    Scheme::narrow(work)
+                        ? find_token<Scheme, uint32_t>(work, table, stored[i], lane_tokens, visible, top, x, share)
+                        : find_token<Scheme, uint64_t>(work, table, stored[i], lane_tokens, visible, top, x, share);
                 // Were a score NaN, weights and masses could disagree: stay inside the cache.
                 const bool real = start + i * kTeams + team < here;
                 token[i] = real ? min(first_token + passed, length - 1) : -1;

@@ -147,7 +147,9 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
     const Plan& p = work.p;
     const int lane = threadIdx.x % 32;
     Schedule schedule(work);
-    int total = schedule.begin(), number = blockIdx.x, step = 0; // blocks take units in turns: they read close together
+    // Blocks have two units each and take further ones as they come: they read close together, and none waits long for
+    // another. The number behind the next is asked for ahead, and not before the lengths are sure.
+    int total = schedule.begin(), number = blockIdx.x, taken = 0, step = 0;
     Unit unit;
     Stage stage;
     // Lengths are read while the kernel ahead drains. They may still change, and are read again: until then what they
@@ -187,13 +189,14 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
             }
         }
         const int first = unit.first_token + lane * p.tiles_per_unit * p.tile + step * kStepTokens;
+        if (step == 0 && lane == 0 && number >= p.grid && total > 2 * p.grid) taken = atomicAdd(&work.control()->taken, 1u);
         fill(work, shared, stages, stage, unit, first, lane < p.lanes ? step_rows(unit, first) : 0, step == 0);
         if (unit.b < 0) return;
         stage.next(p.stages);
         // The stages of a unit, as the consumers count them: the first run is the longest.
         if (++step == p.tiles_per_unit * p.steps || unit.first_token + step * kStepTokens >= unit.length) {
             step = 0;
-            number += p.grid;
+            number = number < p.grid ? number + p.grid : 2 * p.grid + __shfl_sync(~0u, taken, 0);
         }
     }
 }
@@ -279,10 +282,12 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
     const int run = unsigned(warp) / unsigned(p.chunk), chunk_head = warp - run * p.chunk;
     auto* products = warp_products<S>(p, stages);
     QueryFragments<S> query;
-    // Of a KV head's group, its first query head given, when all that this warp has for it is written.
+    int units = 0;
+    // Of a KV head's group, its first query head given: how many units this warp has written.
     const auto tell = [&](int row) {
         __syncwarp(); // the release covers what the warp has written
-        if (row >= 0 && lane < group) add_release(work.finished(row + lane), 1);
+        if (row >= 0 && lane < group) add_release(work.finished(row + lane), units);
+        units = 0;
     };
     Stage stage;
     const auto begin = [&](const Unit& unit) {
@@ -354,6 +359,7 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
             }
         }
         __syncwarp();
+        ++units;
     }
 }
 

@@ -24,7 +24,6 @@ template <class S>
 struct Sys {
     using Shape = S;
     using Stat = uint2; // exponent of the power of two, sum of the weights
-    using Sum = uint32_t;
 
     // Scores ---------------------------------------------------------------------------------------------------------
 
@@ -75,6 +74,9 @@ struct Sys {
         const int right = __clzll(to) - __clzll(from);
         return min(right >= 0 ? x >> right : x << -right, to - 1);
     }
+
+    // Whether a tile's mass, from the stored weights, fits in 32 bits.
+    __device__ static bool narrow(const Work&) { return true; }
 
     static constexpr float kMaxScale = 65535.0f; // octaves: larger scores are taken for that
 
