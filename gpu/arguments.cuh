@@ -77,14 +77,12 @@ struct Work {
     __device__ Control* control() const { return static_cast<Control*>(a.workspace); }
     // Units whose scores of a query head are written, a warp's each. Counters lie lines apart: atomics of neighbours would queue.
     __device__ uint32_t* finished(int64_t row) const { return at<uint32_t>(p.counters_at + row * kLineBytes); }
-    // First of a head's per-tile statistics, and of its 16-bit scores or weights, in the scratch.
+    // First of a query head's per-tile statistics, and of its 16-bit scores or weights, in the scratch.
     template <typename Stat>
-    __device__ Stat* stats(int b, int head) const {
-        return at<Stat>(p.stats_at) + (int64_t(b) * a.heads + head) * p.tiles;
+    __device__ Stat* stats(int64_t row) const {
+        return at<Stat>(p.stats_at) + row * p.tiles;
     }
-    __device__ uint16_t* stash(int b, int head) const {
-        return at<uint16_t>(p.stash_at) + (int64_t(b) * a.heads + head) * p.tokens;
-    }
+    __device__ uint16_t* stash(int64_t row) const { return at<uint16_t>(p.stash_at) + row * p.tokens; }
 
   private:
     template <typename T>

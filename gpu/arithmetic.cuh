@@ -11,6 +11,12 @@ __device__ inline float power_of_two(float x) {
     return y;
 }
 
+// What follows from x is computed here, and does not wait in registers from earlier on.
+__device__ inline int anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // A shift by the word's width or more gives zero, as the contract has it and CUDA C++ has not.
 __device__ inline uint32_t shift_right(uint32_t x, int shift) {
     uint32_t y;

@@ -16,6 +16,32 @@ namespace santa {
 // The low four bits, one a byte.
 __device__ inline uint32_t spread(uint32_t x) { return ((x & 15) * 0x00204081u) & 0x01010101u; }
 
+// How many of eight words have each bit set, in binary: bit i of digit k is digit k of bit i's count.
+struct BitCounts {
+    uint32_t digit[4];
+
+    __device__ explicit BitCounts(const uint32_t (&x)[8]) {
+        // Full adders, bit by bit: two make two of three words, and what they carry counts twice.
+        const auto odd = [](uint32_t a, uint32_t b, uint32_t c) { return a ^ b ^ c; };
+        const auto carry = [](uint32_t a, uint32_t b, uint32_t c) { return (a & b) | (c & (a | b)); };
+        const uint32_t a = odd(x[0], x[1], x[2]), b = odd(x[3], x[4], x[5]), c = odd(x[6], x[7], a);
+        const uint32_t twos[4] = {carry(x[0], x[1], x[2]), carry(x[3], x[4], x[5]), carry(x[6], x[7], a), b & c};
+        const uint32_t d = odd(twos[0], twos[1], twos[2]), fours = carry(twos[0], twos[1], twos[2]);
+        digit[0] = b ^ c;
+        digit[1] = d ^ twos[3];
+        digit[2] = fours ^ (d & twos[3]);
+        digit[3] = fours & d & twos[3];
+    }
+
+    // Of bits `first` to `first` + 3, a byte each.
+    __device__ uint32_t of_four(int first) const {
+        uint32_t sum = 0;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) sum += spread(digit[k] >> first) << k;
+        return sum;
+    }
+};
+
 // Signed ternary counts (3.3) of 16 query codes, features `first` and on.
 __device__ __noinline__ inline uint4 ternary_unit(const DecodeArguments& a, uint4 codes, int b, int head, int first) {
     const int group = a.heads / a.kv_heads;
@@ -76,17 +102,19 @@ struct Fixed {
 
     // Scores ---------------------------------------------------------------------------------------------------------
 
-    __device__ static uint4 query_unit(const Work& work, uint4 codes, int b, int head, int u) {
-        return work.a.ternary ? ternary_unit(work.a, codes, b, head, u * 16) : codes;
+    __device__ static uint4 query_unit(const Work& work, uint4 codes, int row, int u) {
+        if (!work.a.ternary) return codes;
+        const int b = unsigned(row) / unsigned(work.a.heads);
+        return ternary_unit(work.a, codes, b, row - b * work.a.heads, u * 16);
     }
 
     // Shift, round half up and saturate (3.2). A dot product has at most 24 bits and a score 16: neither clamp of the
     // shift changes a score.
     __device__ static int score(const Work& work, int sum, int shift) {
         const int high = (1 << (work.a.score_bits - 1)) - 1, right = min(max(shift, 0), 30);
-        const int limit = shift < 0 ? 1 << 15 : INT_MAX, half = right > 0 ? 1 << (right - 1) : 0;
-        const int x = min(max(sum, -limit), limit) << min(max(-shift, 0), 15);
-        return min(max((x + half) >> right, -high - 1), high);
+        const int half = right > 0 ? 1 << (right - 1) : 0;
+        if (shift < 0) sum = min(max(sum, -(1 << 15)), 1 << 15) << min(-shift, 15);
+        return min(max((sum + half) >> right, -high - 1), high);
     }
 
     // Scores and statistics of a tile for one query head by eight lanes: `x` are the dot products of this lane's eight
@@ -106,22 +134,22 @@ struct Fixed {
 #pragma unroll
         for (int e = 0; e < 8; ++e) top = max(top, x[e]);
         top = across_head(top, [](int a, int b) { return max(a, b); }) >> frac;
+        stored = uint4{__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[2], x[3], 0x5410),
+                       __byte_perm(x[4], x[5], 0x5410), __byte_perm(x[6], x[7], 0x5410)};
         const uint32_t below = (1u << frac) - 1;
-        const int last_bit = work.a.half_up ? -1 : 8;
         uint64_t sum = 0;
-        uint32_t counts = 0, more = 0, last = 0;
+        uint32_t weights[8], last = 0;
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
             const uint32_t entry = SharedTable ? table[x[e] & below] : __ldg(work.a.table + (x[e] & below));
             const int further = top - (x[e] >> frac);
-            const uint32_t w = shift_right(entry, further);
-            sum += w;
-            counts += spread(w);
-            more += spread(w >> 4);
-            last += shift_right(entry, further + last_bit) & 1;
+            weights[e] = shift_right(entry, further);
+            sum += weights[e];
+            if (work.a.half_up) last += shift_right(entry, further - 1) & 1;
         }
-        stored = uint4{__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[2], x[3], 0x5410),
-                       __byte_perm(x[4], x[5], 0x5410), __byte_perm(x[6], x[7], 0x5410)};
+        const BitCounts bits(weights);
+        uint32_t counts = bits.of_four(0), more = bits.of_four(4);
+        if (!work.a.half_up) last = bits.of_four(8) & 0xff;
         const auto plus = [](auto a, auto b) { return a + b; };
         sum = across_head(sum, plus);
         counts = across_head(counts, plus);

@@ -207,8 +207,8 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, team = thread / 8, member = thread % 8;
     const uint32_t* table = (1 << a.score_frac) <= kTableEntries ? shared.table : a.table;
     const int64_t row = int64_t(b) * a.heads + head;
-    const Stat* stats = work.stats<Stat>(b, head);
-    uint16_t* stash = work.stash(b, head);
+    const Stat* stats = work.stats<Stat>(row);
+    uint16_t* stash = work.stash(row);
     const int shift = p.tile_shift;
 
     // The row's maximum. A thread takes neighbouring tiles.

@@ -56,6 +56,7 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     // The largest tiles and units that still give every block its share.
     constexpr int kCuts[][2] = {{4, 4}, {4, 2}, {4, 1}, {2, 1}, {1, 1}};
     for (const auto& cut : kCuts) {
+        if (cut[1] == 4 && a.type != kInt8) continue; // more than are worth it
         p.steps = cut[0];
         p.tiles_per_unit = cut[1];
         const int64_t tokens = int64_t(p.lanes) * p.tiles_per_unit * p.steps * kStepTokens;
@@ -74,9 +75,14 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     p.exponent = std::max(0, 62 - log2_ceil(a.samples) - 16 - log2_ceil(a.max_length));
 
     const int64_t rows = int64_t(a.batch) * a.heads, stat_bytes = a.type == kInt8 ? 16 : 8;
-    // Idle multiprocessors share the samples of a query head.
+    // Blocks share the samples of a query head where there is room for them, and where they do not spend more on all its
+    // tiles than they save.
+    const int room_for = a.type == kInt8 ? 2 : 1;
     p.split = 1;
-    while (modern && 2 * p.split <= kMaxSplit && rows * 2 * p.split <= multiprocessors) p.split *= 2;
+    while (modern && 2 * p.split <= kMaxSplit && rows * 2 * p.split <= room_for * multiprocessors &&
+           p.tiles * 2 * p.split <= room_for * kMaxEntries) {
+        p.split *= 2;
+    }
     if (modern && a.split > 0) p.split = a.split;
     p.counters_at = aligned(sizeof(Control));
     p.stats_at = p.counters_at + aligned(rows * kLineBytes);
@@ -116,9 +122,9 @@ __global__ void trace_kernel(const __grid_constant__ Work work, int32_t* scores,
     using Stat = typename Scheme::Stat;
     const int head = blockIdx.x, b = blockIdx.y, length = clamped_length(work.a.lengths, b, work.a.max_length);
     const int tile = work.p.tile, tiles = (length + tile - 1) / tile;
-    const Stat* stats = work.stats<Stat>(b, head);
-    const uint16_t* stash = work.stash(b, head);
     const int64_t row = int64_t(b) * work.a.heads + head;
+    const Stat* stats = work.stats<Stat>(row);
+    const uint16_t* stash = work.stash(row);
     __shared__ int row_top;
     if (threadIdx.x == 0) row_top = INT_MIN;
     __syncthreads();

@@ -92,6 +92,12 @@ __device__ inline uint64_t evict_first() {
     return policy;
 }
 
+__device__ inline uint64_t evict_normal() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
 __device__ inline uint64_t evict_last() {
     uint64_t policy; // volatile: made anew rather than kept in two registers
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "arguments.cuh"
+#include "arithmetic.cuh"
 #include "fragments.cuh"
 #include "ring.cuh"
 #include "schedule.cuh"
@@ -16,6 +17,7 @@ struct alignas(16) ScoreShared {
     Unit first;            // what the block probably begins with
     typename Scheme::Stat stats[Scheme::Shape::kWarps][Scheme::Shape::kHeads][4];
     int shift[Scheme::Shape::kWarps][Scheme::Shape::kHeads];
+    int units[Scheme::Shape::kWarps]; // that a warp has written and not told of; a register would be one too many
     uint32_t table[Scheme::Shape::kInteger ? kTableEntries : 1];
 };
 
@@ -232,18 +234,16 @@ __device__ inline void step_products(const Work& work, const char* keys, int str
     }
 }
 
-// Queries, from those of a sequence, and score shifts of a KV head's group.
+// Queries and score shifts of a KV head's group, whose first query head is `row`, counted over all sequences.
 template <class Scheme>
-__device__ inline void load_queries(const Work& work, ScoreShared<Scheme>& shared, const void* q, int b, int kv,
+__device__ inline void load_queries(const Work& work, ScoreShared<Scheme>& shared, int row,
                                     QueryFragments<typename Scheme::Shape>& query) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = work.p.group;
     query.load(group, [&](int head, int u) {
-        const uint4* row = static_cast<const uint4*>(q) + (kv * group + head) * Scheme::Shape::kUnits;
-        return Scheme::query_unit(work, row[u], b, kv * group + head, u);
+        const uint4* q = static_cast<const uint4*>(work.a.q) + int64_t(row + head) * Scheme::Shape::kUnits;
+        return Scheme::query_unit(work, q[u], row + head, u);
     });
-    if (work.a.shift && lane < group) {
-        shared.shift[warp][lane] = work.a.shift[int64_t(b) * work.a.heads + kv * group + lane];
-    }
+    if (work.a.shift && lane < group) shared.shift[warp][lane] = work.a.shift[row + lane];
 }
 
 // Where a warp's dot products of a tile lie.
@@ -265,7 +265,7 @@ __device__ inline void finish_tile(const Work& work, ScoreShared<Scheme>& shared
                                                                shared.table, stored);
         if (head < work.p.group) {
             if (octet * 8 < work.p.tile) {
-                store_policy(reinterpret_cast<uint4*>(stash + head * work.p.tokens + octet * 8), stored, evict_last());
+                store_policy(reinterpret_cast<uint4*>(stash + head * work.p.tokens + octet * 8), stored, S::kInteger ? evict_normal() : evict_last());
             }
             if (octet == 0) shared.stats[warp][head][t] = stat;
         }
@@ -282,64 +282,62 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
     const int run = unsigned(warp) / unsigned(p.chunk), chunk_head = warp - run * p.chunk;
     auto* products = warp_products<S>(p, stages);
     QueryFragments<S> query;
-    int units = 0;
-    // Of a KV head's group, its first query head given: how many units this warp has written.
+    // First query head, counted over all sequences, of the group that this warp scores for in a unit; below 0: none.
+    const auto row_of = [&](const Unit& unit) {
+        const bool works = unit.b >= 0 && run < p.lanes && chunk_head < chunk_heads(work, unit.chunk);
+        return works ? unit.b * work.a.heads + (unit.chunk * p.chunk + chunk_head) * group : -1;
+    };
+    const auto begin = [&](int row) {
+        if (row >= 0) load_queries(work, shared, row, query);
+    };
+    barrier_sync(kFirstBarrier, S::kThreads);
+    int row = row_of(shared.first);
+    if (lane == 0) shared.units[warp] = 0;
+    wait_for_launch();
+    begin(row); // the first queries are fetched while the first keys are on their way
+    barrier_sync(kSureBarrier, S::kThreads);
+    // How many units this warp has written of the row's group.
     const auto tell = [&](int row) {
         __syncwarp(); // the release covers what the warp has written
-        if (row >= 0 && lane < group) add_release(work.finished(row + lane), units);
-        units = 0;
+        if (row >= 0 && lane < group) add_release(work.finished(anew(row) + lane), shared.units[warp]);
+        __syncwarp();
+        if (lane == 0) shared.units[warp] = 0;
     };
     Stage stage;
-    const auto begin = [&](const Unit& unit) {
-        if (run >= p.lanes || chunk_head >= chunk_heads(work, unit.chunk)) return;
-        const char* q = static_cast<const char*>(work.a.q) + int64_t(unit.b) * work.a.heads * S::kRowBytes;
-        load_queries(work, shared, q, unit.b, unit.chunk * p.chunk + chunk_head, query);
-    };
-    barrier_sync(kFirstBarrier, Scheme::Shape::kThreads);
-    Unit unit = shared.first;
-    wait_for_launch();
-    if (unit.b >= 0) begin(unit); // the first queries are fetched while the first keys are on their way
-    barrier_sync(kSureBarrier, Scheme::Shape::kThreads);
-    int row = -1; // first query head, counted over all sequences, of the group that this warp writes for
 
     for (;;) {
         barrier_wait(&shared.full[stage.index], stage.parity);
-        Unit next{};
-        if (lane == 0) next = shared.unit[stage.index]; // the lane that gives the stage back
-        next = {__shfl_sync(~0u, next.b, 0), __shfl_sync(~0u, next.chunk, 0), __shfl_sync(~0u, next.first_token, 0),
-                __shfl_sync(~0u, next.length, 0)};
-        if (next.b < 0) {
+        Unit unit{};
+        if (lane == 0) unit = shared.unit[stage.index]; // the lane that gives the stage back
+        unit = {__shfl_sync(~0u, unit.b, 0), __shfl_sync(~0u, unit.chunk, 0), __shfl_sync(~0u, unit.first_token, 0),
+                __shfl_sync(~0u, unit.length, 0)};
+        if (unit.b < 0) {
             tell(row);
             return;
         }
-        const bool known = unit.b == next.b && unit.chunk == next.chunk;
-        unit = next;
-        if (!known) begin(unit);
-        const int heads = chunk_heads(work, unit.chunk), kv = unit.chunk * p.chunk + chunk_head;
-        const int first_head = kv * group;
-        const bool works = run < p.lanes && chunk_head < heads;
         const int before = row;
-        row = works ? unit.b * work.a.heads + first_head : -1;
-        const int run_token = unit.first_token + run * p.tiles_per_unit * p.tile;
-        const int stride = heads * S::kRowBytes;
+        row = row_of(unit);
+        if (row != before) begin(row);
+        // Of the unit's first run, the longest, and of this warp's.
+        const int tokens = unit.length - unit.first_token, run_token = unit.first_token + run * p.tiles_per_unit * p.tile;
+        const int stride = chunk_heads(work, unit.chunk) * S::kRowBytes;
         const char* keys = stages + (run * kStepTokens * p.chunk + chunk_head) * S::kRowBytes;
         int tiles = 0;
-        for (int t = 0; t < p.tiles_per_unit && unit.first_token + t * p.tile < unit.length; ++t) {
-            for (int s = 0; s < p.steps && unit.first_token + t * p.tile + s * kStepTokens < unit.length; ++s) {
+        for (int t = 0; t < p.tiles_per_unit && t * p.tile < tokens; ++t) {
+            for (int s = 0; s < p.steps && t * p.tile + s * kStepTokens < tokens; ++s) {
                 barrier_wait(&shared.full[stage.index], stage.parity);
-                if (works) {
+                if (row >= 0) {
                     step_products(work, keys + stage.index * p.stage_bytes, stride, query, products + s * kStepTokens);
                 }
                 __syncwarp();
                 if (kAllArrive || lane == 0) barrier_arrive(&shared.empty[stage.index]);
                 stage.next(p.stages);
             }
-            if (t == 0 && !known) tell(before); // by now the stores have landed: the fence is short
-            const int base = run_token + t * p.tile;
-            if (works && base < unit.length) {
+            if (t == 0 && row != before) tell(before); // by now the stores have landed: the fence is short
+            const int visible = min(p.tile, tokens - (run * p.tiles_per_unit + t) * p.tile);
+            if (row >= 0 && visible > 0) {
                 tiles = t + 1;
-                uint16_t* stash = work.stash(unit.b, first_head) + base;
-                const int visible = min(p.tile, unit.length - base);
+                uint16_t* stash = work.stash(anew(row)) + run_token + t * p.tile;
                 if (!S::kInteger || (1 << work.a.score_frac) <= kTableEntries) {
                     finish_tile<Scheme, true>(work, shared, products, stash, visible, t);
                 } else {
@@ -353,13 +351,13 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
             for (int i = lane; i < group * 4; i += 32) {
                 const int head = i / 4, t = i % 4;
                 if (t < tiles) {
-                    Stat* to = work.stats<Stat>(unit.b, first_head + head) + (run_token >> p.tile_shift) + t;
+                    Stat* to = work.stats<Stat>(row + head) + (run_token >> p.tile_shift) + t;
                     store_policy(to, shared.stats[warp][head][t], evict_last());
                 }
             }
         }
         __syncwarp();
-        ++units;
+        if (lane == 0) ++shared.units[warp];
     }
 }
 

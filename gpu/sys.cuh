@@ -27,7 +27,7 @@ struct Sys {
 
     // Scores ---------------------------------------------------------------------------------------------------------
 
-    __device__ static uint4 query_unit(const Work&, uint4 elements, int, int, int) { return elements; }
+    __device__ static uint4 query_unit(const Work&, uint4 elements, int, int) { return elements; }
 
     // Weights and statistics of a tile for one query head by eight lanes: `x` are the dot products of this lane's eight
     // tokens, `seen` says how many of them count, `stored` is what the scratch gets.

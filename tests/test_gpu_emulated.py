@@ -43,7 +43,7 @@ FLOATS = [
     (Case(16, 1, 64, (513,)), {}, torch.float16, 1),
 ]
 
-WAITS_FOR_KEYS = "barrier_wait(&shared.full[stage.index], stage.parity);\n                if (works)"
+WAITS_FOR_KEYS = "barrier_wait(&shared.full[stage.index], stage.parity);\n                if (row >= 0)"
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_lengths_that_are_not_read_again_are_found(tmp_path, seed: int) -> None:
     "file,old,new",
     [
         ("fixed.cuh", "sum >>= further;", "sum >>= further + 1;"),  # arithmetic
-        ("scores.cuh", WAITS_FOR_KEYS, "if (works)"),
+        ("scores.cuh", WAITS_FOR_KEYS, "if (row >= 0)"),
         ("decode.cuh", "units * work.p.lanes);", "units * work.p.lanes + 1);"),
     ],
     ids=["a wrong shift", "keys used before they land", "a wait for more than comes"],

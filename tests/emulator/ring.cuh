@@ -40,6 +40,7 @@ inline void stage_issued(uint64_t*) {}
 
 inline uint64_t evict_first() { return 0; }
 inline uint64_t evict_last() { return 0; }
+inline uint64_t evict_normal() { return 0; }
 inline void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* full, uint64_t) {
     emulator::copies.push_back({to, from, bytes, full});
 }
