@@ -49,7 +49,8 @@ struct Plan {
     int32_t stages, stage_bytes;
     int32_t grid;     // blocks of the score pass
     int32_t split;    // blocks of the gather that share a query head
-    int32_t kept;     // tiles whose statistics such a block keeps
+    int32_t small_gather; // whether these are the smaller ones
+    int32_t kept;         // tiles whose statistics such a block keeps
     int32_t exponent; // `sys`: a weight of one is 2^(16 + exponent) in fixed-point masses
     int32_t score_shared, gather_shared;
     int64_t tokens, tiles; // of a row of the scratch, padding included

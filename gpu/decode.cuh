@@ -18,18 +18,10 @@ namespace santa {
 template <class Scheme>
 constexpr bool kWide = Scheme::Shape::kDim > 128;
 
-// The gather: warps of a block that has a query head for itself and samples that a team then has in flight; the same of a
-// block that shares one. Beside two blocks of the score pass only four warps fit.
+// Blocks of the gather: warps, and samples that a team has in flight. Small ones share a query head of few tiles.
 template <class Scheme>
-constexpr bool kNarrow = Scheme::Shape::kInteger && !kWide<Scheme>;
-template <class Scheme>
-constexpr int kHeadWarps = kNarrow<Scheme> ? 8 : kWide<Scheme> ? 8 : 16;
-template <class Scheme>
-constexpr int kInFlight = 2;
-template <class Scheme>
-constexpr int kSplitWarps = 8;
-template <class Scheme>
-constexpr int kSplitInFlight = 1;
+constexpr int kLargeWarps = Scheme::Shape::kInteger || kWide<Scheme> ? 8 : 16;
+constexpr int kLargeInFlight = 2, kSmallWarps = 8, kSmallInFlight = 1;
 
 // The offset's random word of a query head.
 __device__ inline uint32_t offset_word(const Work& work, int b, int head) {
@@ -50,7 +42,8 @@ constexpr int kScoreRegisters = Scheme::Shape::kWarps == 16                    ?
                                 : kWide<Scheme> || Scheme::Shape::kHeads == 16 ? kLargeRegisters
                                                                                : kCommonRegisters;
 template <class Scheme, int Warps>
-constexpr int kGatherRegisters = std::max(kTightRegisters, (kNarrow<Scheme> ? 768 : 1024) / Warps);
+constexpr int kGatherRegisters =
+    std::max(kTightRegisters, (Scheme::Shape::kInteger && !kWide<Scheme> ? 768 : 1024) / Warps);
 
 template <class Scheme>
 __global__ void __launch_bounds__(Scheme::Shape::kThreads) __maxnreg__(kScoreRegisters<Scheme>)
@@ -113,15 +106,15 @@ struct GatherSizes {
 };
 
 struct Sizes {
-    int score;              // shared memory beside the stages
-    GatherSizes head, split; // a block that has a query head for itself, and one that shares it
+    int score; // shared memory beside the stages
+    GatherSizes large, small;
 };
 
 template <class Scheme, class AnyGroup>
 constexpr Sizes sizes() {
-    constexpr int kHead = kHeadWarps<AnyGroup>, kSplit = kSplitWarps<AnyGroup>;
-    return {int(sizeof(ScoreShared<Scheme>)), {int(sizeof(GatherShared<AnyGroup, kHead>)), kHead * 32},
-            {int(sizeof(GatherShared<AnyGroup, kSplit>)), kSplit * 32}};
+    constexpr int kLarge = kLargeWarps<AnyGroup>, kSmall = kSmallWarps;
+    return {int(sizeof(ScoreShared<Scheme>)), {int(sizeof(GatherShared<AnyGroup, kLarge>)), kLarge * 32},
+            {int(sizeof(GatherShared<AnyGroup, kSmall>)), kSmall * 32}};
 }
 
 template <class Scheme, class AnyGroup>
@@ -129,15 +122,11 @@ cudaError_t launch(const Work& work, cudaStream_t stream) {
     const Plan& p = work.p;
     const Grid score{dim3(p.grid), Scheme::Shape::kThreads, p.score_shared, true};
     if (cudaError_t error = start(score_kernel<Scheme>, score, stream, work)) return error;
-    const dim3 blocks(work.a.heads * p.split, work.a.batch);
-    if (p.split > 1) {
-        constexpr int kWarps = kSplitWarps<AnyGroup>;
-        const Grid gather{blocks, kWarps * 32, p.gather_shared, true, p.split};
-        return start(gather_kernel<AnyGroup, kWarps, kSplitInFlight<AnyGroup>>, gather, stream, work);
-    }
-    constexpr int kWarps = kHeadWarps<AnyGroup>;
-    const Grid gather{blocks, kWarps * 32, p.gather_shared, true};
-    return start(gather_kernel<AnyGroup, kWarps, kInFlight<AnyGroup>>, gather, stream, work);
+    const auto gather = p.small_gather ? gather_kernel<AnyGroup, kSmallWarps, kSmallInFlight>
+                                       : gather_kernel<AnyGroup, kLargeWarps<AnyGroup>, kLargeInFlight>;
+    const int warps = p.small_gather ? kSmallWarps : kLargeWarps<AnyGroup>;
+    const Grid grid{dim3(work.a.heads * p.split, work.a.batch), warps * 32, p.gather_shared, true, p.split};
+    return start(gather, grid, stream, work);
 }
 
 // What is compiled for an element type, a head dimension and a group size.

@@ -241,7 +241,7 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
         return Scheme::mass(work, table, stat, top, stash + (int64_t(t) << shift), min(1 << shift, length - (t << shift)));
     };
     uint64_t mass = 0;
-#pragma unroll 1
+#pragma unroll 2
     for (int i = 0; i < held; ++i) {
         const uint64_t one = mass_of(first + i, stat_of(i));
         if (kept) shared.mass(i, thread) = one;
@@ -365,9 +365,11 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
             write_output<S>(a, row, kv, i, x, inverse);
         }
     }
-    // Nobody reads the head's scores or weights any more: the L2 need not write them to memory.
+    // Nobody reads the head's scores or weights any more: the L2 need not write them to memory. Behind the last sequence
+    // that would cost more than it saves.
+    if (a.keep || b == a.batch - 1) return;
     constexpr int kLineTokens = kLineBytes / int(sizeof(*stash));
-    for (int n = thread * kLineTokens; n < length && !a.keep; n += kThreads * kLineTokens) discard_line(stash + n);
+    for (int n = thread * kLineTokens; n < length; n += kThreads * kLineTokens) discard_line(stash + n);
 }
 
 } // namespace santa

@@ -77,10 +77,9 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     const int64_t rows = int64_t(a.batch) * a.heads, stat_bytes = a.type == kInt8 ? 16 : 8;
     // Blocks share the samples of a query head where there is room for them, and where they do not spend more on all its
     // tiles than they save.
-    const int room_for = a.type == kInt8 ? 2 : 1;
     p.split = 1;
-    while (modern && 2 * p.split <= kMaxSplit && rows * 2 * p.split <= room_for * multiprocessors &&
-           p.tiles * 2 * p.split <= room_for * kMaxEntries) {
+    while (modern && 2 * p.split <= kMaxSplit && p.tiles * 2 * p.split <= 2 * kMaxEntries &&
+           rows * 2 * p.split <= (a.type == kInt8 ? 2 : 1) * multiprocessors) {
         p.split *= 2;
     }
     if (modern && a.split > 0) p.split = a.split;
@@ -90,7 +89,8 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     p.bytes = p.stash_at + aligned(rows * p.tokens * 2);
 
     // The gather keeps what it has read of so many tiles.
-    const GatherSizes& block = p.split > 1 ? compiled.sizes.split : compiled.sizes.head;
+    p.small_gather = p.split > 1 && p.tiles <= kMaxEntries / 2;
+    const GatherSizes& block = p.small_gather ? compiled.sizes.small : compiled.sizes.large;
     const int64_t most = ceil_div(p.tiles, int64_t(block.threads)) * block.threads;
     p.kept = int(std::min<int64_t>(most, kMaxEntries));
     p.gather_shared = block.shared + p.kept * int(stat_bytes);

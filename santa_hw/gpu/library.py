@@ -62,7 +62,7 @@ class Plan(Structure):
     _fields_ = [
         *[(name, c_int32) for name in ("steps", "tile", "tile_shift", "tiles_per_unit")],
         *[(name, c_int32) for name in ("unit_tokens", "chunk", "chunks", "lanes", "group")],
-        *[(name, c_int32) for name in ("stages", "stage_bytes", "grid", "split", "kept", "exponent")],
+        *[(name, c_int32) for name in ("stages", "stage_bytes", "grid", "split", "small_gather", "kept", "exponent")],
         *[(name, c_int32) for name in ("score_shared", "gather_shared")],
         *[(name, c_int64) for name in ("tokens", "tiles", "counters_at", "stats_at", "stash_at", "bytes")],
     ]
