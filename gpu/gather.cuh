@@ -365,9 +365,9 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
             write_output<S>(a, row, kv, i, x, inverse);
         }
     }
-    // Nobody reads the head's scores or weights any more: the L2 need not write them to memory. Behind the last sequence
-    // that would cost more than it saves.
-    if (a.keep || b == a.batch - 1) return;
+    // Nobody reads the head's scores or weights any more: the L2 need not write them to memory. Of a single sequence that
+    // would cost more than it saves.
+    if (a.keep || a.batch == 1) return;
     constexpr int kLineTokens = kLineBytes / int(sizeof(*stash));
     for (int n = thread * kLineTokens; n < length; n += kThreads * kLineTokens) discard_line(stash + n);
 }
