@@ -50,10 +50,13 @@ __global__ void __launch_bounds__(Scheme::Shape::kThreads) __maxnreg__(kScoreReg
     score_kernel(const __grid_constant__ Work work) {
     SANTA_DYNAMIC_SHARED(stages);
     auto& shared = score_setup<Scheme>(work, stages);
-    if (threadIdx.x / 32 < Scheme::Shape::kWarps) {
+    const int warp = threadIdx.x / 32;
+    if (warp < Scheme::Shape::kWarps) {
         consume<Scheme>(work, shared, stages);
-    } else {
+    } else if (warp == Scheme::Shape::kWarps) {
         produce<Scheme>(work, shared, stages);
+    } else if (!kRacecheck) {
+        tell_mail<Scheme>(work, shared);
     }
 }
 

@@ -30,7 +30,7 @@ struct Shape {
     // Warps of a block that score, one KV head each, or several warps a head: int8 has work for more, where the registers
     // suffice.
     static constexpr int kWarps = kInteger && Heads == 8 && !kRagged && D <= 128 ? 16 : 8;
-    static constexpr int kThreads = (kWarps + 1) * 32;
+    static constexpr int kThreads = (kWarps + 2) * 32; // one more brings the keys, and one tells what is done
 };
 
 template <class S>

@@ -205,6 +205,34 @@ __device__ inline void add_release(uint32_t* p, uint32_t x) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
+__device__ inline void add(uint32_t* p, uint32_t x) {
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+
+__device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// Words of shared memory between warps.
+__device__ inline int load_acquire_block(const int* p) {
+    int x;
+    asm volatile("ld.acquire.cta.shared::cta.b32 %0, [%1];" : "=r"(x) : "r"(shared_address(p)) : "memory");
+    return x;
+}
+
+__device__ inline void store_release_block(int* p, int x) {
+    asm volatile("st.release.cta.shared::cta.b32 [%0], %1;" ::"r"(shared_address(p)), "r"(x) : "memory");
+}
+
+template <class F>
+__device__ inline void wait_for(F ready) {
+    while (!ready()) __nanosleep(20);
+}
+
+// At most until `ready`.
+template <class F>
+__device__ inline void wait_a_little(F) {
+    __nanosleep(200);
+}
+
 __device__ inline void wait_until(const uint32_t* p, uint32_t least) {
     while (load_acquire(p) < least) __nanosleep(20);
 }

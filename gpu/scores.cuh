@@ -10,6 +10,11 @@
 
 namespace santa {
 
+// What a warp that scores asks to be told: units that it has written of a row's group; 0: nothing, below 0: no more.
+struct Mail {
+    int row, units;
+};
+
 template <class Scheme>
 struct alignas(16) ScoreShared {
     uint64_t full[kMaxStages], empty[kMaxStages];
@@ -17,6 +22,7 @@ struct alignas(16) ScoreShared {
     Unit first;            // what the block probably begins with
     typename Scheme::Stat stats[Scheme::Shape::kWarps][Scheme::Shape::kHeads][4];
     int shift[Scheme::Shape::kWarps][Scheme::Shape::kHeads];
+    Mail mail[Scheme::Shape::kWarps];
     int units[Scheme::Shape::kWarps]; // that a warp has written and not told of; a register would be one too many
     uint32_t table[Scheme::Shape::kInteger ? kTableEntries : 1];
 };
@@ -29,9 +35,9 @@ __host__ __device__ inline int product_bytes(int group) {
 // Arrivals that give a stage back: one a warp, behind a barrier of the warp. compute-sanitizer's racecheck cannot
 // follow that: built for it, every lane arrives.
 #ifdef SANTA_RACECHECK
-constexpr bool kAllArrive = true;
+constexpr bool kRacecheck = true;
 #else
-constexpr bool kAllArrive = false;
+constexpr bool kRacecheck = false;
 #endif
 
 // Of every kernel that scores: the ring's barriers and the table, before anything else.
@@ -43,10 +49,11 @@ __device__ inline ScoreShared<Scheme>& score_setup(const Work& work, char* stage
     if (threadIdx.x == 0) {
         for (int s = 0; s < p.stages; ++s) {
             barrier_init(&shared.full[s], kProducerArrivals);
-            barrier_init(&shared.empty[s], Scheme::Shape::kWarps * (kAllArrive ? 32 : 1));
+            barrier_init(&shared.empty[s], Scheme::Shape::kWarps * (kRacecheck ? 32 : 1));
         }
         barrier_init_fence();
     }
+    if (threadIdx.x < Scheme::Shape::kWarps) shared.mail[threadIdx.x] = {-1, 0};
     if (work.a.table && (1 << work.a.score_frac) <= kTableEntries) {
         for (int i = threadIdx.x; i < 1 << work.a.score_frac; i += blockDim.x) shared.table[i] = work.a.table[i];
     }
@@ -164,7 +171,7 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
         if (step == 0) unit = number < total ? schedule.find(number) : Unit{-1, 0, 0, 0};
         if (known == kNothing) {
             if (lane == 0) shared.first = unit;
-            barrier_arrive_named(kFirstBarrier, Scheme::Shape::kThreads);
+            barrier_arrive_named(kFirstBarrier, Scheme::Shape::kThreads - 32);
             wait_for_launch();
             launch_dependents(); // not sooner: until here the gather's counters belong to the call before
             now = schedule.length_now();
@@ -181,7 +188,7 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
                 barrier_init_fence();
                 __syncwarp();
             }
-            barrier_arrive_named(kSureBarrier, Scheme::Shape::kThreads);
+            barrier_arrive_named(kSureBarrier, Scheme::Shape::kThreads - 32);
             if (changed) {
                 total = schedule.begin();
                 number = blockIdx.x;
@@ -199,6 +206,31 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
         if (++step == p.tiles_per_unit * p.steps || unit.first_token + step * kStepTokens >= unit.length) {
             step = 0;
             number = number < p.grid ? number + p.grid : 2 * p.grid + __shfl_sync(~0u, taken, 0);
+        }
+    }
+}
+
+// Mail -----------------------------------------------------------------------------------------------------------------
+
+// By a warp of its own: what was written before mail was sent is visible before the counters say so.
+template <class Scheme>
+__device__ void tell_mail(const Work& work, ScoreShared<Scheme>& shared) {
+    constexpr int kWarps = Scheme::Shape::kWarps;
+    const int lane = threadIdx.x % 32;
+    for (int left = kWarps; left > 0;) {
+        Mail* mail = &shared.mail[min(lane, kWarps - 1)];
+        const int units = lane < kWarps ? load_acquire_block(&mail->units) : 0;
+        if (__any_sync(~0u, units > 0)) fence_device();
+        for (int head = 0; units > 0 && head < work.p.group; ++head) add(work.finished(mail->row + head), units);
+        if (units != 0) store_release_block(&mail->units, 0);
+        left -= __popc(__ballot_sync(~0u, units < 0));
+        if (left > 0 && !__any_sync(~0u, units != 0)) {
+            wait_a_little([&] {
+                for (const Mail& any : shared.mail) {
+                    if (load_acquire_block(&any.units) != 0) return true;
+                }
+                return false;
+            });
         }
     }
 }
@@ -290,18 +322,30 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
     const auto begin = [&](int row) {
         if (row >= 0) load_queries(work, shared, row, query);
     };
-    barrier_sync(kFirstBarrier, S::kThreads);
+    barrier_sync(kFirstBarrier, S::kThreads - 32);
     int row = row_of(shared.first);
     if (lane == 0) shared.units[warp] = 0;
     wait_for_launch();
     begin(row); // the first queries are fetched while the first keys are on their way
-    barrier_sync(kSureBarrier, S::kThreads);
+    barrier_sync(kSureBarrier, S::kThreads - 32);
     // How many units this warp has written of the row's group.
     const auto tell = [&](int row) {
         __syncwarp(); // the release covers what the warp has written
         if (row >= 0 && lane < group) add_release(work.finished(anew(row) + lane), shared.units[warp]);
         __syncwarp();
         if (lane == 0) shared.units[warp] = 0;
+    };
+    // The same, but another warp does it, and waits until all is written: this one has keys to look at.
+    const auto post = [&](int row, int units) {
+        __syncwarp();
+        if (lane > 0) return;
+        if (units < 0 || row >= 0) {
+            Mail* mail = &shared.mail[warp];
+            wait_for([=] { return load_acquire_block(&mail->units) == 0; });
+            mail->row = row;
+            store_release_block(&mail->units, units);
+        }
+        shared.units[warp] = 0;
     };
     Stage stage;
 
@@ -313,6 +357,7 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
                 __shfl_sync(~0u, unit.length, 0)};
         if (unit.b < 0) {
             tell(row);
+            if (!kRacecheck) post(-1, -1);
             return;
         }
         const int before = row;
@@ -330,10 +375,16 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
                     step_products(work, keys + stage.index * p.stage_bytes, stride, query, products + s * kStepTokens);
                 }
                 __syncwarp();
-                if (kAllArrive || lane == 0) barrier_arrive(&shared.empty[stage.index]);
+                if (kRacecheck || lane == 0) barrier_arrive(&shared.empty[stage.index]);
                 stage.next(p.stages);
             }
-            if (t == 0 && row != before) tell(before); // by now the stores have landed: the fence is short
+            if (t == 0 && row != before) {
+                if (kRacecheck) {
+                    tell(before);
+                } else {
+                    post(before, shared.units[warp]);
+                }
+            }
             const int visible = min(p.tile, tokens - (run * p.tiles_per_unit + t) * p.tile);
             if (row >= 0 && visible > 0) {
                 tiles = t + 1;

@@ -98,6 +98,18 @@ inline void send_first(void* to, uint32_t x, uint64_t* full) {
 // Counters between blocks, and barriers of some of a block's warps.
 
 inline void add_release(uint32_t* p, uint32_t x) { *p += x; }
+inline void add(uint32_t* p, uint32_t x) { *p += x; }
+inline void fence_device() {}
+inline int load_acquire_block(const int* p) { return *p; }
+inline void store_release_block(int* p, int x) { *p = x; }
+template <class F>
+void wait_for(F ready) {
+    emulator::wait(ready);
+}
+template <class F>
+void wait_a_little(F ready) {
+    emulator::wait(ready);
+}
 inline void wait_until(const uint32_t* p, uint32_t least) {
     emulator::wait([=] { return *p >= least; });
 }
