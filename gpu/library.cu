@@ -54,9 +54,8 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     p.grid = multiprocessors;
 
     // The largest tiles and units that still give every block its share.
-    constexpr int kCuts[][2] = {{4, 4}, {4, 2}, {4, 1}, {2, 1}, {1, 1}};
+    constexpr int kCuts[][2] = {{4, 2}, {4, 1}, {2, 1}, {1, 1}};
     for (const auto& cut : kCuts) {
-        if (cut[1] == 4 && a.type != kInt8) continue; // more than are worth it
         p.steps = cut[0];
         p.tiles_per_unit = cut[1];
         const int64_t tokens = int64_t(p.lanes) * p.tiles_per_unit * p.steps * kStepTokens;
