@@ -36,9 +36,9 @@ struct DecodeArguments {
     int32_t* accumulators;   // [B, H, d]
     // How to cut the work; 0: the plan decides. They change the speed, never a count.
     int32_t steps, tiles_per_unit;
-    int32_t stream;     // 1: two launches, 2: one launch that gathers beside the scores
-    int32_t slots;      // sequences that the scratch holds at a time when streaming; -1: all of them
-    int32_t multiprocessors; // blocks to plan for
+    int32_t split;           // blocks of the gather that share a query head: 1, 2 or 4
+    int32_t multiprocessors; // to plan for
+    int32_t keep;            // the scratch is read afterwards, for traces
 };
 
 // A tile is 16 * steps tokens with a maximum and a mass; a unit is what a block takes at a time: for `chunk` KV heads,
@@ -47,18 +47,28 @@ struct Plan {
     int32_t steps, tile, tile_shift, tiles_per_unit, unit_tokens;
     int32_t chunk, chunks, lanes, group;
     int32_t stages, stage_bytes;
-    int32_t grid, stream, slots;
-    int32_t split; // blocks of the gather that share a query head's samples
-    int32_t exponent;         // `sys`: a weight of one is 2^(16 + exponent) in the row's fixed-point masses
+    int32_t grid;     // blocks of the score pass
+    int32_t split;    // blocks of the gather that share a query head
+    int32_t small_gather; // whether these are the smaller ones
+    int32_t kept;         // tiles whose statistics such a block keeps
+    int32_t exponent; // `sys`: a weight of one is 2^(16 + exponent) in fixed-point masses
     int32_t score_shared, gather_shared;
     int64_t tokens, tiles; // of a row of the scratch, padding included
-    int64_t stats_at, stash_at, bytes;
+    int64_t counters_at, stats_at, stash_at, bytes;
 };
 
-// Head of the workspace; then finished[B], gathered[B].
+constexpr int kStepTokens = 16;  // tokens a warp takes from a stage
+constexpr int kMaxStages = 16;
+constexpr int kMaxSplit = 4;
+constexpr int kLineBytes = 128;  // of the L2
+constexpr int kMaxEntries = 2048; // tiles whose statistics a block of the gather keeps at most
+constexpr int kTableEntries = 256; // larger tables stay in global memory
+constexpr int kProductStride = 72; // of the rows of a tile's dot products; 64 would meet the same banks
+
+// Head of the workspace.
 struct Control {
     uint32_t error; // kept until read: 1 a length was out of range, 2 a page number was
-    uint32_t ticket, gather_ticket, exits;
+    uint32_t taken; // units of the score pass, beyond two a block
 };
 
 struct Work {
@@ -66,28 +76,20 @@ struct Work {
     Plan p;
 
     __device__ Control* control() const { return static_cast<Control*>(a.workspace); }
-    __device__ uint32_t* finished() const { return reinterpret_cast<uint32_t*>(control() + 1); }
-    __device__ uint32_t* gathered() const { return finished() + a.batch; }
-    // First of a head's per-tile statistics, and of its 16-bit scores or weights, in a slot of the scratch.
+    // Units whose scores of a query head are written, a warp's each. Counters lie lines apart: atomics of neighbours would queue.
+    __device__ uint32_t* finished(int64_t row) const { return at<uint32_t>(p.counters_at + row * kLineBytes); }
+    // First of a query head's per-tile statistics, and of its 16-bit scores or weights, in the scratch.
     template <typename Stat>
-    __device__ Stat* stats(int slot, int head) const {
-        char* base = static_cast<char*>(a.workspace) + p.stats_at;
-        return reinterpret_cast<Stat*>(base) + (int64_t(slot) * a.heads + head) * p.tiles;
+    __device__ Stat* stats(int64_t row) const {
+        return at<Stat>(p.stats_at) + row * p.tiles;
     }
-    __device__ uint16_t* stash(int slot, int head) const {
-        char* base = static_cast<char*>(a.workspace) + p.stash_at;
-        return reinterpret_cast<uint16_t*>(base) + (int64_t(slot) * a.heads + head) * p.tokens;
+    __device__ uint16_t* stash(int64_t row) const { return at<uint16_t>(p.stash_at) + row * p.tokens; }
+
+  private:
+    template <typename T>
+    __device__ T* at(int64_t offset) const {
+        return reinterpret_cast<T*>(static_cast<char*>(a.workspace) + offset);
     }
 };
-
-constexpr int kScoreWarps = 8;   // one KV head each, or several warps a head
-constexpr int kScoreThreads = (kScoreWarps + 1) * 32;
-constexpr int kGatherWarps = 7;  // beside the scores, when streaming
-constexpr int kStepTokens = 16;  // tokens a warp takes from a stage
-constexpr int kMaxStages = 16;
-constexpr int kMaxSplit = 4;
-constexpr int kMaxEntries = 2048; // tiles whose statistics the gather keeps in shared memory
-constexpr int kTableEntries = 256; // larger tables stay in global memory
-constexpr int kProductStride = 72; // of the rows of a tile's dot products; 64 would meet the same banks
 
 } // namespace santa

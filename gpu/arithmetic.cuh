@@ -11,11 +11,10 @@ __device__ inline float power_of_two(float x) {
     return y;
 }
 
-// To one part in 10^6.
-__device__ inline double rough_inverse(double x) {
-    double y;
-    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
-    return y;
+// What follows from x is computed here, and does not wait in registers from earlier on.
+__device__ inline int anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
 // A shift by the word's width or more gives zero, as the contract has it and CUDA C++ has not.

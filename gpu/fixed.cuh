@@ -16,6 +16,32 @@ namespace santa {
 // The low four bits, one a byte.
 __device__ inline uint32_t spread(uint32_t x) { return ((x & 15) * 0x00204081u) & 0x01010101u; }
 
+// How many of eight words have each bit set, in binary: bit i of digit k is digit k of bit i's count.
+struct BitCounts {
+    uint32_t digit[4];
+
+    __device__ explicit BitCounts(const uint32_t (&x)[8]) {
+        // Full adders, bit by bit: two make two of three words, and what they carry counts twice.
+        const auto odd = [](uint32_t a, uint32_t b, uint32_t c) { return a ^ b ^ c; };
+        const auto carry = [](uint32_t a, uint32_t b, uint32_t c) { return (a & b) | (c & (a | b)); };
+        const uint32_t a = odd(x[0], x[1], x[2]), b = odd(x[3], x[4], x[5]), c = odd(x[6], x[7], a);
+        const uint32_t twos[4] = {carry(x[0], x[1], x[2]), carry(x[3], x[4], x[5]), carry(x[6], x[7], a), b & c};
+        const uint32_t d = odd(twos[0], twos[1], twos[2]), fours = carry(twos[0], twos[1], twos[2]);
+        digit[0] = b ^ c;
+        digit[1] = d ^ twos[3];
+        digit[2] = fours ^ (d & twos[3]);
+        digit[3] = fours & d & twos[3];
+    }
+
+    // Of bits `first` to `first` + 3, a byte each.
+    __device__ uint32_t of_four(int first) const {
+        uint32_t sum = 0;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) sum += spread(digit[k] >> first) << k;
+        return sum;
+    }
+};
+
 // Signed ternary counts (3.3) of 16 query codes, features `first` and on.
 __device__ __noinline__ inline uint4 ternary_unit(const DecodeArguments& a, uint4 codes, int b, int head, int first) {
     const int group = a.heads / a.kv_heads;
@@ -42,17 +68,18 @@ __device__ __noinline__ inline uint4 ternary_unit(const DecodeArguments& a, uint
 }
 
 // The weight of a stored score (3.4).
-__device__ inline uint32_t fixed_weight(const DecodeArguments& a, uint32_t stored, int top) {
+__device__ inline uint32_t fixed_weight(const DecodeArguments& a, const uint32_t* table, uint32_t stored, int top) {
     const int score = int16_t(stored);
-    const uint32_t entry = __ldg(a.table + (uint32_t(score) & ((1u << a.score_frac) - 1)));
+    const uint32_t entry = table[uint32_t(score) & ((1u << a.score_frac) - 1)];
     const int shift = top - (score >> a.score_frac);
     if (!a.half_up || shift == 0) return shift_right(entry, shift);
     const uint32_t twice = shift_right(entry, shift - 1);
     return (twice >> 1) + (twice & 1);
 }
 
-// The weights of a tile's stored scores, `tokens` of them, summed one by one.
-__device__ inline uint64_t fixed_mass(const DecodeArguments& a, const uint16_t* scores, int tokens, int top) {
+// The weights of a tile's stored scores, `tokens` of them, summed one by one. Few tiles need it.
+__device__ __noinline__ inline uint64_t fixed_mass(const DecodeArguments& a, const uint32_t* table,
+                                                   const uint16_t* scores, int tokens, int top) {
     uint64_t sum = 0;
 #pragma unroll 1
     for (int n = 0; n < tokens; n += 8) {
@@ -60,7 +87,7 @@ __device__ inline uint64_t fixed_mass(const DecodeArguments& a, const uint16_t* 
         const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-            if (n + e < tokens) sum += fixed_weight(a, words[e / 2] >> (e % 2 * 16) & 0xffff, top);
+            if (n + e < tokens) sum += fixed_weight(a, table, words[e / 2] >> (e % 2 * 16) & 0xffff, top);
         }
     }
     return sum;
@@ -72,23 +99,22 @@ struct Fixed {
     // Sum of the weights (38 bits), maximum (16), counts of bits 0-7 and of bit 8 or, half_up, of the weights that
     // round up (8 each): {sum low, maximum << 16 | last count << 8 | sum high, counts 0-3, counts 4-7}.
     using Stat = uint4;
-    using Sum = uint64_t;
 
     // Scores ---------------------------------------------------------------------------------------------------------
 
-    __device__ static uint4 query_unit(const Work& work, int b, int head, int u) {
-        const int64_t at = (int64_t(b) * work.a.heads + head) * S::kRowBytes + u * 16;
-        const uint4 codes = *reinterpret_cast<const uint4*>(static_cast<const int8_t*>(work.a.q) + at);
-        return work.a.ternary ? ternary_unit(work.a, codes, b, head, u * 16) : codes;
+    __device__ static uint4 query_unit(const Work& work, uint4 codes, int row, int u) {
+        if (!work.a.ternary) return codes;
+        const int b = unsigned(row) / unsigned(work.a.heads);
+        return ternary_unit(work.a, codes, b, row - b * work.a.heads, u * 16);
     }
 
     // Shift, round half up and saturate (3.2). A dot product has at most 24 bits and a score 16: neither clamp of the
     // shift changes a score.
     __device__ static int score(const Work& work, int sum, int shift) {
         const int high = (1 << (work.a.score_bits - 1)) - 1, right = min(max(shift, 0), 30);
-        const int limit = shift < 0 ? 1 << 15 : INT_MAX, half = right > 0 ? 1 << (right - 1) : 0;
-        const int x = min(max(sum, -limit), limit) << min(max(-shift, 0), 15);
-        return min(max((x + half) >> right, -high - 1), high);
+        const int half = right > 0 ? 1 << (right - 1) : 0;
+        if (shift < 0) sum = min(max(sum, -(1 << 15)), 1 << 15) << min(-shift, 15);
+        return min(max((sum + half) >> right, -high - 1), high);
     }
 
     // Scores and statistics of a tile for one query head by eight lanes: `x` are the dot products of this lane's eight
@@ -108,22 +134,22 @@ struct Fixed {
 #pragma unroll
         for (int e = 0; e < 8; ++e) top = max(top, x[e]);
         top = across_head(top, [](int a, int b) { return max(a, b); }) >> frac;
+        stored = uint4{__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[2], x[3], 0x5410),
+                       __byte_perm(x[4], x[5], 0x5410), __byte_perm(x[6], x[7], 0x5410)};
         const uint32_t below = (1u << frac) - 1;
-        const int last_bit = work.a.half_up ? -1 : 8;
         uint64_t sum = 0;
-        uint32_t counts = 0, more = 0, last = 0;
+        uint32_t weights[8], last = 0;
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
             const uint32_t entry = SharedTable ? table[x[e] & below] : __ldg(work.a.table + (x[e] & below));
             const int further = top - (x[e] >> frac);
-            const uint32_t w = shift_right(entry, further);
-            sum += w;
-            counts += spread(w);
-            more += spread(w >> 4);
-            last += shift_right(entry, further + last_bit) & 1;
+            weights[e] = shift_right(entry, further);
+            sum += weights[e];
+            if (work.a.half_up) last += shift_right(entry, further - 1) & 1;
         }
-        stored = uint4{__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[2], x[3], 0x5410),
-                       __byte_perm(x[4], x[5], 0x5410), __byte_perm(x[6], x[7], 0x5410)};
+        const BitCounts bits(weights);
+        uint32_t counts = bits.of_four(0), more = bits.of_four(4);
+        if (!work.a.half_up) last = bits.of_four(8) & 0xff;
         const auto plus = [](auto a, auto b) { return a + b; };
         sum = across_head(sum, plus);
         counts = across_head(counts, plus);
@@ -137,31 +163,32 @@ struct Fixed {
     __device__ static int maximum(Stat stat) { return int(stat.y) >> 16; }
 
     // The tile's exact mass relative to the row's maximum.
-    __device__ static uint64_t mass(const Work& work, Stat stat, int top, const uint16_t* scores, int visible) {
+    __device__ static uint64_t mass(const Work& work, const uint32_t* table, Stat stat, int top, const uint16_t* scores,
+                                    int visible) {
         const int further = top - maximum(stat);
         const bool half_up = work.a.half_up;
         if (further > work.a.weight_bits) return 0;
-        if (further > (half_up ? 8 : 9)) return fixed_mass(work.a, scores, visible, top);
+        if (further > (half_up ? 8 : 9)) return fixed_mass(work.a, table, scores, visible, top);
         uint64_t sum = uint64_t(stat.y & 0xff) << 32 | stat.x;
         const uint32_t last = stat.y >> 8 & 0xff;
         if (further == 0) return half_up ? sum + last : sum;
-        uint32_t carry = 0;
-#pragma unroll
-        for (int bit = 0; bit < 9; ++bit) {
-            if (bit < further) {
-                carry = bit < 4 ? stat.z >> (8 * bit) & 0xff : bit < 8 ? stat.w >> (8 * bit - 32) & 0xff : last;
-                sum -= uint64_t(carry) << bit;
-            }
-        }
+        // What the bits below are worth goes; the last of them rounds.
+        const uint64_t counts = uint64_t(stat.w) << 32 | stat.z;
+        const uint64_t lost = counts & (further < 8 ? (uint64_t(1) << (8 * further)) - 1 : ~uint64_t(0));
+        constexpr uint32_t kWorth = 0x08040201;
+        sum -= __dp4a(uint32_t(lost), kWorth, __dp4a(uint32_t(lost >> 32), kWorth, 0u) << 4);
+        if (further == 9) sum -= last << 8;
         sum >>= further;
-        return half_up ? sum + carry : sum;
+        return half_up ? sum + (counts >> (8 * further - 8) & 0xff) : sum;
     }
 
-    __device__ static uint32_t weight(const Work& work, uint32_t stored, int top) {
-        return fixed_weight(work.a, stored, top);
+    __device__ static uint32_t weight(const Work& work, const uint32_t* table, uint32_t stored, int top) {
+        return fixed_weight(work.a, table, stored, top);
     }
 
-    __device__ static Sum inside(uint64_t x, uint64_t, Sum) { return x; }
+    __device__ static bool narrow(const Work& work) { return work.a.weight_bits <= 26; }
+
+    __device__ static uint64_t rescale(uint64_t x, uint64_t, uint64_t) { return x; }
 
     __device__ static int word_bits(const Work& work) { return work.a.rng_bits; }
 };

@@ -16,7 +16,42 @@ template <class S>
 struct ValueSums {
     static constexpr int kLaneUnits = (S::kUnits + 7) / 8;
     static constexpr int kPerUnit = S::kInteger ? 16 : 8;
-    typename S::Sum sum[kLaneUnits][kPerUnit] = {};
+    __device__ void add(int type, const uint4 (&row)[kLaneUnits]) {
+        if (S::kInteger || type == kBfloat16) {
+            add<__nv_bfloat16>(row);
+        } else {
+            add<__half>(row);
+        }
+    }
+
+    // The warp's four teams together, to `to`: in two rounds a lane keeps half of what it has.
+    __device__ void reduce(typename S::Sum* to) {
+        const int lane = threadIdx.x % 32;
+        halve<kLaneUnits * kPerUnit / 2>(lane & 16, 16);
+        halve<kLaneUnits * kPerUnit / 4>(lane & 8, 8);
+        constexpr int kKept = kLaneUnits * kPerUnit / 4;
+        const int first = lane / 8 * kKept; // lane bits 16 and 8: which half of the half
+#pragma unroll
+        for (int e = 0; e < kKept; e += 2) {
+            const int unit = (first + e) / kPerUnit * 8 + lane % 8;
+            if (S::kUnits % 8 == 0 || unit < S::kUnits) {
+                uint2 two;
+                memcpy(&two, &sum[e], 8);
+                *reinterpret_cast<uint2*>(to + unit * kPerUnit + (first + e) % kPerUnit) = two;
+            }
+        }
+    }
+
+  private:
+    // Of the first 2 * Half sums this lane keeps the upper half or the lower, and its partner the other.
+    template <int Half>
+    __device__ void halve(bool upper, int partner) {
+#pragma unroll
+        for (int e = 0; e < Half; ++e) {
+            const auto given = upper ? sum[e] : sum[e + Half];
+            sum[e] = (upper ? sum[e + Half] : sum[e]) + __shfl_xor_sync(~0u, given, partner);
+        }
+    }
 
     template <typename T>
     __device__ void add(const uint4 (&row)[kLaneUnits]) {
@@ -27,37 +62,54 @@ struct ValueSums {
             for (int w = 0; w < 4; ++w) {
                 if constexpr (S::kInteger) {
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) sum[u][w * 4 + e] += int8_t(words[w] >> (8 * e));
+                    for (int e = 0; e < 4; ++e) sum[u * kPerUnit + w * 4 + e] += int8_t(words[w] >> (8 * e));
                 } else {
                     const float2 two = to_float2<T>(words[w]);
-                    sum[u][w * 2] += two.x;
-                    sum[u][w * 2 + 1] += two.y;
+                    sum[u * kPerUnit + w * 2] += two.x;
+                    sum[u * kPerUnit + w * 2 + 1] += two.y;
                 }
             }
         }
     }
+
+    typename S::Sum sum[kLaneUnits * kPerUnit] = {};
 };
 
-// Warps and the samples that they have in flight.
-template <class Scheme, int Warps, int InFlight>
+// Of a block that gathers. Behind it lie the statistics of a thread's tiles, then in their place the tiles' masses.
+template <class Scheme, int Warps>
 struct alignas(16) GatherShared {
     using S = typename Scheme::Shape;
     using Stat = typename Scheme::Stat;
-    static constexpr int kGap = sizeof(Stat) == 16 ? 3 : 4, kWindow = Warps * 4 * InFlight;
-    union alignas(16) {
-        Stat stats[kMaxEntries + (kMaxEntries >> kGap)]; // of the tiles; then, in its place, a tile's mass
-        typename S::Sum sums[Warps][S::kDim];
-    };
-    typename S::Sum parts[kMaxSplit][S::kDim];
-    uint64_t before[kWindow], share[kWindow]; // of a sample's tile: the mass before it, and its own
+    static constexpr int kThreads = Warps * 32;
+    static constexpr int kWindow = kThreads < 128 ? kThreads : 128; // samples at a time
+    typename S::Sum sums[Warps][S::kDim];
+    typename S::Sum parts[kMaxSplit][S::kDim]; // of the cluster's blocks
+    uint64_t parts_full;
+    uint64_t upto[kThreads];                  // mass up to and with a thread's tiles, of its warp
+    uint64_t inside[kWindow], share[kWindow]; // of a sample: where in its tile's mass, and that
     int tile[kWindow];
     uint64_t warp_mass[Warps];
     int warp_top[Warps];
+    uint32_t table[S::kInteger ? kTableEntries : 1];
 
-    // A thread works on up to eight neighbours: gaps keep the threads' banks apart.
-    __device__ Stat& stat(int t) { return stats[t + (t >> kGap)]; }
-    __device__ uint64_t& mass(int t) { return *reinterpret_cast<uint64_t*>(&stat(t)); }
+    // Of the thread's i-th tile.
+    __device__ Stat& stat(int i, int thread) { return reinterpret_cast<Stat*>(this + 1)[i * kThreads + thread]; }
+    __device__ uint64_t& mass(int i, int thread) { return reinterpret_cast<uint64_t&>(stat(i, thread)); }
 };
+
+// Inclusive prefix sum over the eight lanes of a team.
+template <typename X>
+__device__ inline X team_scan(X x) {
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) {
+        const X left = __shfl_up_sync(~0u, x, step, 8);
+        if (threadIdx.x % 8 >= step) x += left;
+    }
+    return x;
+}
+
+// How many lanes of a team say yes.
+__device__ inline int team_count(bool yes) { return __popc(__ballot_sync(~0u, yes) >> (threadIdx.x & 24) & 0xff); }
 
 // Shift right, half up, or left; saturating (the output's requantisation).
 __device__ inline int64_t shift_saturate(int64_t x, int shift, int bits) {
@@ -95,225 +147,202 @@ __device__ inline void write_output(const DecodeArguments& a, int64_t row, int k
     }
 }
 
-// Work of one query head by Warps warps: `thread` counts from 0, `barrier` is theirs. The scratch's slot holds the
-// sequence's statistics and stash; `draw` gives the random word. The blocks of a cluster, `split` of them, share the
-// samples.
-template <class Scheme, int Warps, int InFlight, class Draw>
-__device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps, InFlight>& shared, int thread,
-                                   int barrier, int b, int head, int slot, int split, int rank, Draw draw) {
-    using S = typename Scheme::Shape;
-    using Stat = typename Scheme::Stat;
-    using Sum = typename Scheme::Sum;
-    constexpr int kThreads = Warps * 32, kTeams = kThreads / 8, kWindow = kTeams * InFlight;
-    const DecodeArguments& a = work.a;
-    const Plan& p = work.p;
-    const int warp = thread / 32, lane = thread % 32, team = thread / 8, member = thread % 8;
-    const int64_t row = int64_t(b) * a.heads + head;
-    const Stat* stats = work.stats<Stat>(slot, head);
-    const uint16_t* stash = work.stash(slot, head);
-    const int shift = p.tile_shift;
-    const bool fits = p.tiles <= kMaxEntries; // then all statistics are kept
+// Most budgets are powers of two.
+__device__ __noinline__ inline uint64_t divide(uint64_t x, uint32_t samples) { return x / samples; }
+__device__ inline uint64_t divide_samples(uint64_t x, uint32_t samples) {
+    return (samples & (samples - 1)) == 0 ? x >> (31 - __clz(samples)) : divide(x, samples);
+}
 
-    // The row's maximum. No load waits for the length.
-    const int given_length = __ldcg(a.lengths + b), length = max(0, min(given_length, int(a.max_length)));
-    const int tiles = (length + (1 << shift) - 1) >> shift;
-    const DrawPlace place = draw.load();
-    int top = INT_MIN;
-    constexpr int kAhead = 64 / int(sizeof(Stat));
-#pragma unroll 1
-    for (int start = thread; start < p.tiles; start += kAhead * kThreads) {
-        Stat ahead[kAhead];
+// Which token of a tile has position `x` of the tile's `share` of the row's mass: a team's answer. A lane has
+// `lane_tokens` stored weights or scores, of which the first `visible` count; Sum holds the tile's mass.
+template <class Scheme, typename Sum>
+__device__ inline int find_token(const Work& work, const uint32_t* table, uint4 stored, int lane_tokens, int visible,
+                                 int top, uint64_t x, uint64_t share) {
+    const uint32_t words[4] = {stored.x, stored.y, stored.z, stored.w};
+    uint32_t weights[8];
+    Sum mine = 0;
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            if (start + i * kThreads < p.tiles) ahead[i] = __ldcg(stats + start + i * kThreads);
-        }
+    for (int e = 0; e < 8; ++e) {
+        weights[e] = e < visible ? Scheme::weight(work, table, words[e / 2] >> (e % 2 * 16) & 0xffff, top) : 0;
+        mine += weights[e];
+    }
+    const Sum upto = team_scan(mine), inside = Sum(Scheme::rescale(x, share, __shfl_sync(~0u, upto, 7, 8)));
+    Sum running = upto - mine;
+    int passed = 0;
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-            const int t = start + i * kThreads;
-            if (t < tiles) {
-                top = max(top, Scheme::maximum(ahead[i]));
-                if (fits) shared.stat(t) = ahead[i];
-            }
+    for (int e = 0; e < 8; ++e) {
+        running += weights[e];
+        passed += e < lane_tokens && running <= inside;
+    }
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) passed += __shfl_xor_sync(~0u, passed, step);
+    return passed;
+}
+
+// A team's value row, zeros if the token is below 0.
+template <class S>
+__device__ inline void load_value(const DecodeArguments& a, int b, int kv, int token,
+                                  uint4 (&row)[ValueSums<S>::kLaneUnits]) {
+    const int member = threadIdx.x % 8;
+    const char* value = token >= 0 ? cache_token(a.v, b, token) + kv * S::kRowBytes + member * 16 : nullptr;
+#pragma unroll
+    for (int u = 0; u < ValueSums<S>::kLaneUnits; ++u) {
+        row[u] = uint4{0, 0, 0, 0};
+        if (token >= 0 && (S::kUnits % 8 == 0 || u * 8 + member < S::kUnits)) {
+            row[u] = __ldcg(reinterpret_cast<const uint4*>(value + u * 128));
         }
     }
+}
+
+// Work of one query head by a block, or by the `split` blocks of a cluster, which share the samples; `word` is the
+// offset's random word.
+template <class Scheme, int Warps, int InFlight>
+__device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>& shared, int b, int head, int length,
+                                   int split, int rank, uint32_t word) {
+    using S = typename Scheme::Shape;
+    using Stat = typename Scheme::Stat;
+    constexpr int kThreads = Warps * 32, kTeams = kThreads / 8, kWindow = GatherShared<Scheme, Warps>::kWindow;
+    const DecodeArguments& a = work.a;
+    const Plan& p = work.p;
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, team = thread / 8, member = thread % 8;
+    const uint32_t* table = (1 << a.score_frac) <= kTableEntries ? shared.table : a.table;
+    const int64_t row = int64_t(b) * a.heads + head;
+    const Stat* stats = work.stats<Stat>(row);
+    uint16_t* stash = work.stash(row);
+    const int shift = p.tile_shift;
+
+    // The row's maximum. A thread takes neighbouring tiles.
+    const int tiles = (length + (1 << shift) - 1) >> shift, own = (tiles + kThreads - 1) / kThreads;
+    const int first = thread * own, held = max(0, min(own, tiles - first));
+    const bool kept = own * kThreads <= p.kept;
+    if (kept) {
+        for (int i = 0; i < held; ++i) copy_async(&shared.stat(i, thread), stats + first + i);
+        copy_async_wait();
+    }
+    const auto stat_of = [&](int i) { return kept ? shared.stat(i, thread) : __ldcg(stats + first + i); };
+    int top = INT_MIN;
+#pragma unroll 4
+    for (int i = 0; i < held; ++i) top = max(top, Scheme::maximum(stat_of(i)));
     if (a.counts) {
         int32_t* counts = a.counts + row * a.max_length;
         for (int n = rank * kThreads + thread; n < a.max_length; n += split * kThreads) counts[n] = 0;
+        if (split > 1) {
+            cluster_arrive(true);
+            cluster_wait();
+        }
     }
-    const uint32_t word = draw.word(place);
     top = __reduce_max_sync(~0u, top);
     if (lane == 0) shared.warp_top[warp] = top;
-    barrier_sync(barrier, kThreads);
-#pragma unroll
-    for (int w = 0; w < Warps; ++w) top = max(top, shared.warp_top[w]);
+    __syncthreads();
+    top = __reduce_max_sync(~0u, shared.warp_top[lane % Warps]);
 
-    // Masses and their prefix sums. A thread takes neighbouring tiles.
-    const int own = (tiles + kThreads - 1) / kThreads, first = thread * own, last = min(first + own, tiles);
-    const auto mass_of = [&](int t) {
-        const Stat stat = fits ? shared.stat(t) : __ldcg(stats + t);
-        return Scheme::mass(work, stat, top, stash + (int64_t(t) << shift), min(1 << shift, length - (t << shift)));
+    // Masses of the tiles, sums by thread and warp.
+    const auto mass_of = [&](int t, Stat stat) {
+        return Scheme::mass(work, table, stat, top, stash + (int64_t(t) << shift), min(1 << shift, length - (t << shift)));
     };
     uint64_t mass = 0;
-#pragma unroll 1
-    for (int t = first; t < last; ++t) {
-        const uint64_t one = mass_of(t);
-        if (fits) shared.mass(t) = one;
+#pragma unroll 2
+    for (int i = 0; i < held; ++i) {
+        const uint64_t one = mass_of(first + i, stat_of(i));
+        if (kept) shared.mass(i, thread) = one;
         mass += one;
     }
-    uint64_t upto = mass;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-        const uint64_t left = __shfl_up_sync(~0u, upto, step);
-        if (lane >= step) upto += left;
+        const uint64_t left = __shfl_up_sync(~0u, mass, step);
+        if (lane >= step) mass += left;
     }
-    if (lane == 31) shared.warp_mass[warp] = upto;
-    barrier_sync(barrier, kThreads);
-    uint64_t thread_before = upto - mass, total = 0;
+    shared.upto[thread] = mass;
+    if (lane == 31) shared.warp_mass[warp] = mass;
+    __syncthreads();
+
+    uint64_t total = 0;
 #pragma unroll
-    for (int w = 0; w < Warps; ++w) {
-        const uint64_t one = shared.warp_mass[w];
-        if (w < warp) thread_before += one;
-        total += one;
-    }
+    for (int w = 0; w < Warps; ++w) total += shared.warp_mass[w];
     const int bits = Scheme::word_bits(work);
     const uint64_t offset = scaled_offset(word >> (32 - bits), total, bits);
     if (thread == 0 && rank == 0) {
         if (a.mass) a.mass[row] = total;
         if (a.offset) a.offset[row] = offset;
-        if (length != given_length) atomicOr(&work.control()->error, 1u);
     }
-
-    // Samples, a window of them at a time; of 8 threads each, InFlight at a time so that their loads overlap.
+    const int samples = total > 0 ? a.samples : 0, share_end = samples * (rank + 1) / split;
     ValueSums<S> sums;
     const int kv = head / p.group, lane_shift = shift - 3, lane_tokens = 1 << lane_shift;
-    const int samples = total > 0 ? a.samples : 0, share_end = samples * (rank + 1) / split;
-    const bool power = (samples & (samples - 1)) == 0;
-    const int sigma = 31 - __clz(max(samples, 1));
-    const auto threshold = [&](int j) {
-        const uint64_t x = offset + j * total;
-        return power ? x >> sigma : x / samples;
-    };
-    // A sample before this thread's tiles, or the first one in them: off by one at most, and then two less.
-    const float pitch = __fdividef(float(samples), __ull2float_rn(total));
-    const float ahead = __fdividef(__ull2float_rn(offset), float(max(samples, 1)));
-    const int guess = int((__ull2float_rn(thread_before) - ahead) * pitch) - 2;
-    for (int start = samples * rank / split, round = 0;; start += kWindow, ++round) {
-        // Every thread tells the samples in its tiles where they are.
-        const int end = min(start + kWindow, share_end);
-        uint64_t before = thread_before, one = 0;
-        int t = first - 1;
-        for (int j = max(guess, start); j < end; ++j) {
-            const uint64_t x = threshold(j);
-            if (x >= thread_before + mass) break;
-            if (x < thread_before) continue;
-            while (x >= before + one) {
-                before += one;
-                ++t;
-                one = fits ? shared.mass(t) : mass_of(t);
+#pragma unroll 1
+    for (int window = samples * rank / split; window < share_end; window += kWindow) {
+        // A thread finds one sample's tile: the warp, its thread, that thread's tile.
+        if (thread < kWindow && window + thread < share_end) {
+            uint64_t x = divide_samples(offset + uint64_t(window + thread) * total, samples);
+            uint64_t reached = 0, before = 0;
+            int w = 0;
+#pragma unroll
+            for (int i = 0; i + 1 < Warps; ++i) {
+                reached += shared.warp_mass[i];
+                w = x >= reached ? i + 1 : w;
+                before = x >= reached ? reached : before;
             }
-            shared.tile[j - start] = t;
-            shared.before[j - start] = before;
-            shared.share[j - start] = one;
+            x -= before;
+            const uint64_t* upto = shared.upto + w * 32;
+            int t = 0;
+#pragma unroll
+            for (int step = 16; step > 0; step /= 2) t += upto[t + step - 1] <= x ? step : 0;
+            if (t > 0) x -= upto[t - 1];
+            const int owner = w * 32 + t, end = min(own, tiles - owner * own) - 1;
+            int i = 0;
+            uint64_t one;
+            for (;; ++i) {
+                one = kept ? shared.mass(i, owner) : mass_of(owner * own + i, __ldcg(stats + owner * own + i));
+                if (x < one || i >= end) break;
+                x -= one;
+            }
+            shared.tile[thread] = owner * own + i;
+            shared.inside[thread] = x;
+            shared.share[thread] = one;
         }
-        barrier_sync(barrier, kThreads);
-        // All have begun, and have cleared their part of the counts.
-        if (split > 1 && round == 0) cluster_arrive(a.counts != nullptr);
-
-        uint64_t at[InFlight], share[InFlight];
-        int tile[InFlight];
-        uint4 stored[InFlight];
+        __syncthreads();
+        const int here = min(share_end - window, kWindow);
+#pragma unroll 1
+        for (int start = 0; start < here; start += kTeams * InFlight) {
+            uint4 stored[InFlight];
 #pragma unroll
-        for (int i = 0; i < InFlight; ++i) {
-            const int j = start + i * kTeams + team, mine = j < end ? j - start : 0;
-            tile[i] = end > start ? shared.tile[mine] : 0;
-            share[i] = shared.share[mine];
-            at[i] = threshold(start + mine) - shared.before[mine];
-            const uint16_t* from = stash + (int64_t(tile[i]) << shift) + (member << lane_shift);
-            stored[i] = uint4{0, 0, 0, 0};
-            if (lane_shift == 3) {
-                stored[i] = __ldcg(reinterpret_cast<const uint4*>(from));
-            } else if (lane_shift == 2) {
-                const uint2 x = __ldcg(reinterpret_cast<const uint2*>(from));
-                stored[i].x = x.x, stored[i].y = x.y;
-            } else {
-                stored[i].x = __ldcg(reinterpret_cast<const uint32_t*>(from));
-            }
-        }
-        if (split > 1 && round == 0) cluster_wait();
-        uint4 rows[InFlight][ValueSums<S>::kLaneUnits];
-#pragma unroll
-        for (int i = 0; i < InFlight; ++i) {
-            const uint32_t words[4] = {stored[i].x, stored[i].y, stored[i].z, stored[i].w};
-            const int visible = min(length - (tile[i] << shift) - (member << lane_shift), lane_tokens);
-            uint32_t weights[8];
-            Sum mine = 0;
-#pragma unroll
-            for (int e = 0; e < 8; ++e) {
-                weights[e] = e < visible ? Scheme::weight(work, words[e / 2] >> (e % 2 * 16) & 0xffff, top) : 0;
-                mine += weights[e];
-            }
-            Sum sum = mine;
-#pragma unroll
-            for (int step = 1; step < 8; step *= 2) {
-                const Sum left = __shfl_up_sync(~0u, sum, step, 8);
-                if (member >= step) sum += left;
-            }
-            const Sum inside = Scheme::inside(at[i], share[i], __shfl_sync(~0u, sum, 7, 8));
-            Sum running = sum - mine;
-            int passed = 0;
-#pragma unroll
-            for (int e = 0; e < 8; ++e) {
-                running += weights[e];
-                passed += e < lane_tokens && running <= inside;
-            }
-#pragma unroll
-            for (int step = 1; step < 8; step *= 2) passed += __shfl_xor_sync(~0u, passed, step);
-            // Were a score NaN, weights and masses could disagree: stay inside the cache.
-            const int token = min((tile[i] << shift) + passed, length - 1);
-            const bool real = start + i * kTeams + team < end;
-            const char* value = real ? cache_token(a.v, b, token) + kv * S::kRowBytes + member * 16 : nullptr;
-#pragma unroll
-            for (int u = 0; u < ValueSums<S>::kLaneUnits; ++u) {
-                rows[i][u] = uint4{0, 0, 0, 0};
-                if (real && (S::kUnits % 8 == 0 || u * 8 + member < S::kUnits)) {
-                    rows[i][u] = *reinterpret_cast<const uint4*>(value + u * 128);
+            for (int i = 0; i < InFlight; ++i) {
+                const int first_token = shared.tile[min(start + i * kTeams + team, here - 1)] << shift;
+                const uint16_t* weights = stash + first_token + (member << lane_shift);
+                stored[i] = uint4{0, 0, 0, 0};
+                if (lane_shift == 3) {
+                    stored[i] = __ldcg(reinterpret_cast<const uint4*>(weights));
+                } else if (lane_shift == 2) {
+                    const uint2 two = __ldcg(reinterpret_cast<const uint2*>(weights));
+                    stored[i].x = two.x, stored[i].y = two.y;
+                } else {
+                    stored[i].x = __ldcg(reinterpret_cast<const uint32_t*>(weights));
                 }
             }
-            if (a.counts && real && member == 0) atomicAdd(a.counts + row * a.max_length + token, 1);
-        }
+            int token[InFlight]; // below 0: no sample
 #pragma unroll
-        for (int i = 0; i < InFlight; ++i) {
-            if (S::kInteger || a.type == kBfloat16) {
-                sums.template add<__nv_bfloat16>(rows[i]);
-            } else {
-                sums.template add<__half>(rows[i]);
+            for (int i = 0; i < InFlight; ++i) {
+                const int mine = min(start + i * kTeams + team, here - 1), first_token = shared.tile[mine] << shift;
+                const int visible = min(length - first_token - (member << lane_shift), lane_tokens);
+                const uint64_t x = shared.inside[mine], share = shared.share[mine];
+                const int passed =
+                    Scheme::narrow(work)
+                        ? find_token<Scheme, uint32_t>(work, table, stored[i], lane_tokens, visible, top, x, share)
+                        : find_token<Scheme, uint64_t>(work, table, stored[i], lane_tokens, visible, top, x, share);
+                // Were a score NaN, weights and masses could disagree: stay inside the cache.
+                const bool real = start + i * kTeams + team < here;
+                token[i] = real ? min(first_token + passed, length - 1) : -1;
+                if (a.counts && real && member == 0) atomicAdd(a.counts + row * a.max_length + token[i], 1);
             }
+            uint4 rows[InFlight][ValueSums<S>::kLaneUnits];
+#pragma unroll
+            for (int i = 0; i < InFlight; ++i) load_value<S>(a, b, kv, token[i], rows[i]);
+#pragma unroll
+            for (int i = 0; i < InFlight; ++i) sums.add(a.type, rows[i]);
         }
-        if (start + kWindow >= share_end) break;
-        barrier_sync(barrier, kThreads);
+        if (window + kWindow < share_end) __syncthreads();
     }
-
-    // Teams, warps, output. Every thread has left the statistics behind at the last window's barrier.
-#pragma unroll
-    for (int u = 0; u < ValueSums<S>::kLaneUnits; ++u) {
-#pragma unroll
-        for (int e = 0; e < ValueSums<S>::kPerUnit; ++e) {
-            auto& x = sums.sum[u][e];
-            x += __shfl_xor_sync(~0u, x, 8);
-            x += __shfl_xor_sync(~0u, x, 16);
-        }
-        const int unit = u * 8 + member;
-        if (lane < 8 && unit < S::kUnits) {
-            auto* to = reinterpret_cast<uint4*>(&shared.sums[warp][unit * ValueSums<S>::kPerUnit]);
-#pragma unroll
-            for (int e = 0; e < ValueSums<S>::kPerUnit; e += 4) {
-                uint4 four;
-                memcpy(&four, &sums.sum[u][e], 16);
-                to[e / 4] = four;
-            }
-        }
-    }
-    barrier_sync(barrier, kThreads);
+    sums.reduce(shared.sums[warp]);
+    __syncthreads();
     const float inverse = __fdividef(1.0f, float(a.samples));
     for (int i = thread; i < S::kDim; i += kThreads) {
         auto x = shared.sums[0][i];
@@ -322,20 +351,25 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps,
         if (split > 1) {
             uint32_t bits;
             memcpy(&bits, &x, 4);
-            store_first(&shared.parts[rank][i], bits);
-            continue;
+            send_first(&shared.parts[rank][i], bits, &shared.parts_full);
+        } else {
+            write_output<S>(a, row, kv, i, x, inverse);
         }
-        write_output<S>(a, row, kv, i, x, inverse);
     }
+    if (rank > 0) return;
     if (split > 1) {
-        cluster_arrive(true);
-        cluster_wait();
-        for (int i = thread; i < S::kDim && rank == 0; i += kThreads) {
+        barrier_wait(&shared.parts_full, 0);
+        for (int i = thread; i < S::kDim; i += kThreads) {
             auto x = shared.parts[0][i];
             for (int r = 1; r < split; ++r) x += shared.parts[r][i];
             write_output<S>(a, row, kv, i, x, inverse);
         }
     }
+    // Nobody reads the head's scores or weights any more: the L2 need not write them to memory. Of a single sequence that
+    // would cost more than it saves.
+    if (a.keep || a.batch == 1) return;
+    constexpr int kLineTokens = kLineBytes / int(sizeof(*stash));
+    for (int n = thread * kLineTokens; n < length; n += kThreads * kLineTokens) discard_line(stash + n);
 }
 
 } // namespace santa

@@ -42,26 +42,19 @@ X ceil_div(X a, X b) {
 
 int64_t aligned(int64_t bytes) { return ceil_div<int64_t>(bytes, 256) * 256; }
 
-// Scratch of the sequences in sight that streaming tries to keep in the L2.
-constexpr int64_t kScratchBytes = int64_t(12) << 20;
-
 int make_plan(const DecodeArguments& a, const Device& device, const Compiled& compiled, bool modern, Plan& p) {
-    const SharedSizes& shared = compiled.shared;
     p = {};
-    const int blocks = a.multiprocessors > 0 ? a.multiprocessors : device.multiprocessors;
-    const int row_bytes = a.head_dim * (a.type == kInt8 ? 1 : 2);
     p.group = a.heads / a.kv_heads;
-    p.chunks = ceil_div(a.kv_heads, kScoreWarps);
+    p.chunks = ceil_div(a.kv_heads, compiled.score_warps);
     p.chunk = ceil_div(a.kv_heads, p.chunks);
     p.chunks = ceil_div(a.kv_heads, p.chunk);
-    p.lanes = kScoreWarps / p.chunk;
-    p.stage_bytes = p.lanes * kStepTokens * p.chunk * row_bytes;
-    p.stream = a.stream > 0 ? a.stream == 2 : a.type != kInt8 && int64_t(a.batch) * a.heads > 2 * blocks;
-    const int beside_each_other = p.stream ? 1 : compiled.blocks; // blocks of the score pass on a multiprocessor
-    p.grid = blocks * beside_each_other;
+    p.lanes = compiled.score_warps / p.chunk;
+    p.stage_bytes = p.lanes * kStepTokens * p.chunk * a.head_dim * (a.type == kInt8 ? 1 : 2);
+    const int multiprocessors = a.multiprocessors > 0 ? a.multiprocessors : device.multiprocessors;
+    p.grid = multiprocessors;
 
     // The largest tiles and units that still give every block its share.
-    constexpr int kCuts[][2] = {{4, 4}, {4, 2}, {4, 1}, {2, 1}, {1, 1}};
+    constexpr int kCuts[][2] = {{4, 2}, {4, 1}, {2, 1}, {1, 1}};
     for (const auto& cut : kCuts) {
         p.steps = cut[0];
         p.tiles_per_unit = cut[1];
@@ -76,33 +69,39 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     p.tile_shift = log2_ceil(p.tile);
     p.unit_tokens = p.lanes * p.tiles_per_unit * p.tile;
     p.tokens = std::max<int64_t>(1, ceil_div<int64_t>(a.max_length, p.unit_tokens)) * p.unit_tokens;
+    p.tokens = ceil_div<int64_t>(p.tokens, kLineBytes / 2) * (kLineBytes / 2); // a row is whole lines
     p.tiles = ceil_div<int64_t>(p.tokens / p.tile, 4) * 4;
-    p.exponent = 62 - log2_ceil(a.samples) - 16 - log2_ceil(a.max_length);
+    p.exponent = std::max(0, 62 - log2_ceil(a.samples) - 16 - log2_ceil(a.max_length));
 
-    const int64_t stat_bytes = a.type == kInt8 ? 16 : 8;
-    const int64_t row_scratch = a.heads * (p.tokens * 2 + p.tiles * stat_bytes);
-    // Idle multiprocessors share the samples of a query head.
+    const int64_t rows = int64_t(a.batch) * a.heads, stat_bytes = a.type == kInt8 ? 16 : 8;
+    // Blocks share the samples of a query head where there is room for them, and where they do not spend more on all its
+    // tiles than they save.
     p.split = 1;
-    while (modern && 2 * p.split <= kMaxSplit && int64_t(a.batch) * a.heads * 2 * p.split <= blocks) p.split *= 2;
-    p.slots = a.batch;
-    if (p.stream && a.slots >= 0) {
-        const int64_t slots = a.slots > 0 ? a.slots : std::max<int64_t>(4, kScratchBytes / row_scratch);
-        p.slots = int(std::min<int64_t>(a.batch, slots));
+    while (modern && 2 * p.split <= kMaxSplit && p.tiles * 2 * p.split <= 2 * kMaxEntries &&
+           rows * 2 * p.split <= (a.type == kInt8 ? 2 : 1) * multiprocessors) {
+        p.split *= 2;
     }
-    p.stats_at = aligned(sizeof(Control) + int64_t(8) * a.batch);
-    p.stash_at = p.stats_at + aligned(p.slots * int64_t(a.heads) * p.tiles * stat_bytes);
-    p.bytes = p.stash_at + aligned(p.slots * int64_t(a.heads) * p.tokens * 2);
+    if (modern && a.split > 0) p.split = a.split;
+    p.counters_at = aligned(sizeof(Control));
+    p.stats_at = p.counters_at + aligned(rows * kLineBytes);
+    p.stash_at = p.stats_at + aligned(rows * p.tiles * stat_bytes);
+    p.bytes = p.stash_at + aligned(rows * p.tokens * 2);
+
+    // The gather keeps what it has read of so many tiles.
+    p.small_gather = p.split > 1 && p.tiles <= kMaxEntries / 2;
+    const GatherSizes& block = p.small_gather ? compiled.sizes.small : compiled.sizes.large;
+    const int64_t most = ceil_div(p.tiles, int64_t(block.threads)) * block.threads;
+    p.kept = int(std::min<int64_t>(most, kMaxEntries));
+    p.gather_shared = block.shared + p.kept * int(stat_bytes);
 
     // A block of the gather must fit beside those of the scores, to be there when these end.
-    const int beside = product_bytes(p.group) + shared.score + (p.stream ? shared.stream : 0);
-    const int reserved = 1024; // shared memory the system takes of each block
-    const int others = p.stream ? 0 : shared.gather + reserved;
+    constexpr int kReserved = 1024; // shared memory the system takes of each block
+    const int beside = compiled.score_warps * product_bytes(p.group) + compiled.sizes.score, gather = p.gather_shared + kReserved;
     const int room = std::min(device.block_shared,
-                              (device.multiprocessor_shared - others) / beside_each_other - reserved) - beside;
+                              device.multiprocessor_shared - gather - kReserved) - beside;
     p.stages = std::min(room / p.stage_bytes, kMaxStages);
     if (p.stages < 1) return kSharedMemory;
     p.score_shared = p.stages * p.stage_bytes + beside;
-    p.gather_shared = shared.gather;
     return cudaSuccess;
 }
 
@@ -122,9 +121,9 @@ __global__ void trace_kernel(const __grid_constant__ Work work, int32_t* scores,
     using Stat = typename Scheme::Stat;
     const int head = blockIdx.x, b = blockIdx.y, length = clamped_length(work.a.lengths, b, work.a.max_length);
     const int tile = work.p.tile, tiles = (length + tile - 1) / tile;
-    const Stat* stats = work.stats<Stat>(b, head);
-    const uint16_t* stash = work.stash(b, head);
     const int64_t row = int64_t(b) * work.a.heads + head;
+    const Stat* stats = work.stats<Stat>(row);
+    const uint16_t* stash = work.stash(row);
     __shared__ int row_top;
     if (threadIdx.x == 0) row_top = INT_MIN;
     __syncthreads();
@@ -133,17 +132,18 @@ __global__ void trace_kernel(const __grid_constant__ Work work, int32_t* scores,
     const int top = row_top;
     for (int t = threadIdx.x; t < work.p.tiles; t += blockDim.x) {
         const bool real = t < tiles;
-        if (tile_maximum) tile_maximum[row * work.p.tiles + t] = real ? __uint_as_float(stats[t].x) : -INFINITY;
+        if (tile_maximum) tile_maximum[row * work.p.tiles + t] = real ? float(Scheme::maximum(stats[t])) : -INFINITY;
         if (tile_mass) {
             const int64_t at = int64_t(t) * tile;
             tile_mass[row * work.p.tiles + t] =
-                real ? Scheme::mass(work, stats[t], top, stash + at, int(min(int64_t(tile), length - at))) : 0;
+                real ? Scheme::mass(work, work.a.table, stats[t], top, stash + at, int(min(int64_t(tile), length - at)))
+                     : 0;
         }
     }
     for (int64_t n = threadIdx.x; n < work.a.max_length; n += blockDim.x) {
         const int64_t to = row * work.a.max_length + n;
         if (scores) scores[to] = n < length ? int16_t(stash[n]) : 0;
-        if (weights) weights[to] = n < length ? Scheme::weight(work, stash[n], top) : 0;
+        if (weights) weights[to] = n < length ? Scheme::weight(work, work.a.table, stash[n], top) : 0;
     }
 }
 
@@ -174,6 +174,15 @@ __global__ void union_kernel(const int32_t* counts, int group, int64_t keys, int
     atomicAdd(&sum, found);
     __syncthreads();
     if (threadIdx.x == 0) unique[at] = sum;
+}
+
+// Integers that arrive while the kernel behind has begun.
+__global__ void late_kernel(const int32_t* from, int32_t* to, int count) {
+    launch_dependents();
+    const long long start = clock64();
+    while (clock64() - start < 2000000) {
+    }
+    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
 }
 
 // The floor: a kernel that only reads, through the same ring, nobody looking at the bytes.
@@ -246,14 +255,14 @@ int santa_hw_decode(const DecodeArguments* a, cudaStream_t stream) {
     return compiled.launch(work, stream);
 }
 
-// Scores (`fixed`), weights, and each tile's maximum (`sys`) and mass, from the scratch of the call before, which must
-// have kept all sequences. Any pointer may be null.
+// Scores (`fixed`), weights, and each tile's maximum (`sys`) and mass, from the scratch of the call before. Any
+// pointer may be null.
 int santa_hw_trace(const DecodeArguments* a, int32_t* scores, int64_t* weights, float* tile_maximum, int64_t* tile_mass,
                    cudaStream_t stream) {
     Compiled compiled;
     Work work{*a, {}};
     if (int error = plan_of(*a, compiled, work.p)) return error;
-    if (work.p.bytes > a->workspace_bytes || work.p.slots < a->batch) return kWorkspace;
+    if (work.p.bytes > a->workspace_bytes) return kWorkspace;
     if (a->batch == 0) return cudaSuccess;
     const Grid grid{dim3(a->heads, a->batch), 512};
     if (a->type == kInt8) {
@@ -279,6 +288,11 @@ int santa_hw_read(const void* data, int64_t bytes, const void* more, cudaStream_
     if (device.block_shared < shared + 1024) return kSharedMemory;
     return start(read_kernel, {dim3(device.multiprocessors), 32, shared, true}, stream, static_cast<const char*>(data),
                  bytes, static_cast<const char*>(more), kStages);
+}
+
+// Copy integers, late; for validation.
+int santa_hw_copy_late(const int32_t* from, int32_t* to, int count, cudaStream_t stream) {
+    return start(late_kernel, {dim3(1), 128}, stream, from, to, count);
 }
 
 // Bytes of the L2 set aside for data that asks to stay (a setting of the whole device): the scratch does.

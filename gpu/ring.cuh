@@ -23,9 +23,15 @@ __device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-// Before the copy engine uses barriers.
+// A barrier that nobody waits on begins anew.
+__device__ inline void barrier_init_again(uint64_t* barrier, int arrivals) {
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+    barrier_init(barrier, arrivals);
+}
+
+// Before the copy engine, or another block, uses barriers.
 __device__ inline void barrier_init_fence() {
-#if SANTA_BULK_COPY
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
@@ -53,15 +59,23 @@ __device__ inline void barrier_wait(uint64_t* barrier, int parity) {
 // Arrivals that complete a stage: the producer's own, and before sm_90 one a lane once its copies have landed.
 constexpr int kProducerArrivals = kBulkCopy ? 1 : 33;
 
-// Announce a stage of `bytes` (lane 0), before the copies start.
-__device__ inline void stage_expect(uint64_t* full, uint32_t bytes) {
-#if SANTA_BULK_COPY
-    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1; }" ::"r"(shared_address(full)),
+// Arrive, and let the barrier wait for so many bytes more.
+__device__ inline void expect_bytes(uint64_t* barrier, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1; }" ::"r"(
+                     shared_address(barrier)),
                  "r"(bytes)
                  : "memory");
-#else
-    barrier_arrive(full);
 #endif
+}
+
+// Announce a stage of `bytes` (lane 0), before the copies start.
+__device__ inline void stage_expect(uint64_t* full, uint32_t bytes) {
+    if (kBulkCopy) {
+        expect_bytes(full, bytes);
+    } else {
+        barrier_arrive(full);
+    }
 }
 
 // All copies of this lane have been issued.
@@ -75,6 +89,12 @@ __device__ inline void stage_issued(uint64_t* full) {
 __device__ inline uint64_t evict_first() {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ inline uint64_t evict_normal() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
@@ -96,6 +116,19 @@ __device__ inline void copy_16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 #endif
+
+// A thread's own copies to shared memory, and the wait for them.
+template <typename X>
+__device__ inline void copy_async(X* to, const X* from) {
+    if constexpr (sizeof(X) == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+    } else {
+        static_assert(sizeof(X) == 8);
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
+    }
+}
+
+__device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ inline void store_policy(uint32_t* to, uint32_t x, uint64_t policy) {
     asm volatile("st.global.L2::cache_hint.b32 [%0], %1, %2;" ::"l"(to), "r"(x), "l"(policy) : "memory");
@@ -142,13 +175,23 @@ __device__ inline void cluster_wait() {
 #endif
 }
 
-// Store to the same place in the shared memory of the cluster's first block.
-__device__ inline void store_first(void* to, uint32_t x) {
+// Store to the same place in the shared memory of the cluster's first block, where it counts as 4 bytes for the barrier
+// in the same place as `full`.
+__device__ inline void send_first(void* to, uint32_t x, uint64_t* full) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    uint32_t remote;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(remote) : "r"(shared_address(to)));
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(x) : "memory");
+    asm volatile("{ .reg .b32 to, full;"
+                 " mapa.shared::cluster.u32 to, %0, 0;"
+                 " mapa.shared::cluster.u32 full, %2, 0;"
+                 " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %1, [full]; }" ::"r"(
+                     shared_address(to)),
+                 "r"(x), "r"(shared_address(full))
+                 : "memory");
 #endif
+}
+
+// Forget a line of the L2: it need not reach memory.
+__device__ inline void discard_line(void* line) {
+    asm volatile("discard.global.L2 [%0], 128;" ::"l"(line) : "memory");
 }
 
 // Counters between blocks.
@@ -162,12 +205,40 @@ __device__ inline void add_release(uint32_t* p, uint32_t x) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
+__device__ inline void add(uint32_t* p, uint32_t x) {
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+
+__device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// Words of shared memory between warps.
+__device__ inline int load_acquire_block(const int* p) {
+    int x;
+    asm volatile("ld.acquire.cta.shared::cta.b32 %0, [%1];" : "=r"(x) : "r"(shared_address(p)) : "memory");
+    return x;
+}
+
+__device__ inline void store_release_block(int* p, int x) {
+    asm volatile("st.release.cta.shared::cta.b32 [%0], %1;" ::"r"(shared_address(p)), "r"(x) : "memory");
+}
+
+template <class F>
+__device__ inline void wait_for(F ready) {
+    while (!ready()) __nanosleep(20);
+}
+
+// At most until `ready`.
+template <class F>
+__device__ inline void wait_a_little(F) {
+    __nanosleep(200);
+}
+
 __device__ inline void wait_until(const uint32_t* p, uint32_t least) {
-    while (load_acquire(p) < least) __nanosleep(100);
+    while (load_acquire(p) < least) __nanosleep(20);
 }
 
 // Named barriers of some of a block's warps; 0 is the whole block's.
-constexpr int kGatherBarrier = 1, kFirstBarrier = 2;
+constexpr int kFirstBarrier = 1, kSureBarrier = 2;
 
 __device__ inline void barrier_arrive_named(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");

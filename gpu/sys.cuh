@@ -1,9 +1,9 @@
-// `sys`: floating-point scores; weights are integers, 65535 at the tile's largest score, so that masses and prefix sums
-// are exact and the same whoever computes them.
+// `sys`: floating-point scores; weights are integers, at most 65535, relative to the power of two at or above the
+// tile's largest score. So a mass relative to another power of two is a shift away, masses and prefix sums are exact, and
+// the same whoever computes them.
 //
-// A row's masses are fixed-point numbers relative to the row's largest score; the offset and the tiles' shares of the
-// samples follow numeric contract 3.5 and 3.6 on them, so the counts sum to S always. Inside a tile a threshold is
-// scaled to the tile's own weights.
+// The offset and the tiles' shares of the samples follow numeric contract 3.5 and 3.6 on masses relative to the power of
+// two at or above the row's largest score: the counts sum to S always.
 #pragma once
 
 #include "arguments.cuh"
@@ -12,26 +12,22 @@
 
 namespace santa {
 
-// Floats in an order-preserving integer, for integer maxima.
-__device__ inline int ordered(float x) {
-    const int bits = __float_as_int(x);
-    return bits ^ (bits >> 31 & 0x7fffffff);
+// Sum of the two halves of each word, and more.
+__device__ inline uint32_t add_halves(uint4 x, uint32_t sum = 0) {
+    sum = __dp2a_lo(x.x, 0x0101u, sum);
+    sum = __dp2a_lo(x.y, 0x0101u, sum);
+    sum = __dp2a_lo(x.z, 0x0101u, sum);
+    return __dp2a_lo(x.w, 0x0101u, sum);
 }
-
-__device__ inline float unordered(int bits) { return __int_as_float(bits ^ (bits >> 31 & 0x7fffffff)); }
 
 template <class S>
 struct Sys {
     using Shape = S;
-    using Stat = uint2; // maximum as a float's bits, sum of the weights
-    using Sum = uint32_t;
+    using Stat = uint2; // exponent of the power of two, sum of the weights
 
     // Scores ---------------------------------------------------------------------------------------------------------
 
-    __device__ static uint4 query_unit(const Work& work, int b, int head, int u) {
-        const char* q = static_cast<const char*>(work.a.q) + (int64_t(b) * work.a.heads + head) * S::kRowBytes;
-        return *reinterpret_cast<const uint4*>(q + u * 16);
-    }
+    __device__ static uint4 query_unit(const Work&, uint4 elements, int, int) { return elements; }
 
     // Weights and statistics of a tile for one query head by eight lanes: `x` are the dot products of this lane's eight
     // tokens, `seen` says how many of them count, `stored` is what the scratch gets.
@@ -48,40 +44,41 @@ struct Sys {
             top = fmaxf(top, x[e]);
         }
         top = across_head(top, [](float a, float b) { return fmaxf(a, b); });
-        uint32_t pair[4], mass = 0;
+        top = fminf(fmaxf(ceilf(top), -kMaxScale), kMaxScale);
+        uint32_t pair[4];
 #pragma unroll
         for (int e = 0; e < 8; e += 2) {
             // Adding 2^23 leaves the rounded weight in the low bits.
             const float w0 = fmaf(power_of_two(x[e] - top), 65535.0f, 8388608.0f);
             const float w1 = fmaf(power_of_two(x[e + 1] - top), 65535.0f, 8388608.0f);
             pair[e / 2] = __byte_perm(__float_as_uint(w0), __float_as_uint(w1), 0x5410);
-            mass += (pair[e / 2] & 0xffff) + (pair[e / 2] >> 16);
         }
         stored = uint4{pair[0], pair[1], pair[2], pair[3]};
-        return {__float_as_uint(top), across_head(mass, [](uint32_t a, uint32_t b) { return a + b; })};
+        const uint32_t sum = across_head(add_halves(stored), [](uint32_t a, uint32_t b) { return a + b; });
+        return {uint32_t(int(top)), sum};
     }
 
     // Draw -----------------------------------------------------------------------------------------------------------
 
-    __device__ static int maximum(Stat stat) { return ordered(__uint_as_float(stat.x)); }
+    __device__ static int maximum(Stat stat) { return int(stat.x); }
 
-    // A tile's share of the row's fixed-point mass.
-    __device__ static uint64_t mass(const Work& work, Stat stat, int top, const uint16_t*, int) {
-        const float below = __uint_as_float(stat.x) - unordered(top);
-        const float unit = __uint_as_float(uint32_t(127 + work.p.exponent) << 23);
-        return __float2ull_rn(float(stat.y) * power_of_two(below) * unit);
+    // A tile's mass relative to 2^top.
+    __device__ static uint64_t mass(const Work& work, const uint32_t*, Stat stat, int top, const uint16_t*, int) {
+        return uint64_t(stat.y) << work.p.exponent >> min(top - maximum(stat), 63);
     }
 
-    __device__ static uint32_t weight(const Work&, uint32_t stored, int) { return stored; }
+    __device__ static uint32_t weight(const Work&, const uint32_t*, uint32_t stored, int) { return stored; }
 
-    // Where in the tile's own weights (sum `own`) lies position x of its share.
-    __device__ static Sum inside(uint64_t x, uint64_t share, Sum own) {
-        const double whole = double(share);
-        double inverse = rough_inverse(whole); // then Newton twice
-        inverse = fma(fma(-whole, inverse, 1.0), inverse, inverse);
-        inverse = fma(fma(-whole, inverse, 1.0), inverse, inverse);
-        return min(Sum((double(x) + 0.5) * double(own) * inverse), own - 1);
+    // Position x of a mass `from` as a position of the same mass relative to another power of two, `to`.
+    __device__ static uint64_t rescale(uint64_t x, uint64_t from, uint64_t to) {
+        const int right = __clzll(to) - __clzll(from);
+        return min(right >= 0 ? x >> right : x << -right, to - 1);
     }
+
+    // Whether a tile's mass, from the stored weights, fits in 32 bits.
+    __device__ static bool narrow(const Work&) { return true; }
+
+    static constexpr float kMaxScale = 65535.0f; // octaves: larger scores are taken for that
 
     // Words are whole: 32 bits.
     __device__ static int word_bits(const Work&) { return 32; }

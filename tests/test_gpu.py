@@ -381,7 +381,7 @@ def test_values_on_the_device_are_checked() -> None:
 
 
 def test_tilings_are_checked() -> None:
-    for name, value in (("steps", 3), ("stream", 0), ("tile", 64)):
+    for name, value in (("steps", 3), ("tiles_per_unit", 0), ("tile", 64)):
         with pytest.raises(ValueError, match=name), gpu.tiling(**{name: value}):
             pass
 

@@ -16,33 +16,34 @@ from emulated import EmulationError, build, on_processor
 from santa_hw import gpu
 from santa_hw.gpu.cases import Case, fixed_operands, float_operands
 from santa_hw.gpu.comparison import compare, golden, trace_fixed
+from santa_hw.gpu.validate.calls import late_outcomes
 from santa_hw.gpu.validate.systematic import counts_outcome
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++: apt-get install g++")
 
 RAGGED = (0, 1, 54, 97, 300)
 FIXED = [
-    (Case(4, 2, 128, RAGGED), {"stream": 1}),
-    (Case(4, 2, 128, RAGGED), {"stream": 2, "slots": 2}),
+    (Case(4, 2, 128, RAGGED), {}),
+    (Case(4, 2, 128, RAGGED), {"split": 4}),
     (Case(1, 10, 64, (129,)), {}),
-    (Case(2, 1, 128, (1000,)), {"stream": 1, "multiprocessors": 8}),  # blocks share a query head
+    (Case(2, 1, 128, (1000,)), {"multiprocessors": 8}),  # blocks share a query head
     (Case(7, 1, 64, RAGGED, "narrow", page_size=17), {}),
-    (Case(16, 1, 64, RAGGED, "ternary"), {"stream": 1}),
+    (Case(16, 1, 64, RAGGED, "ternary"), {}),
     (Case(3, 3, 64, RAGGED, "half_up", page_size=1), {"steps": 1, "tiles_per_unit": 1}),
     (Case(5, 1, 128, (64, 65), "wide"), {"steps": 4, "tiles_per_unit": 4}),
-    (Case(4, 2, 64, RAGGED, "output format"), {"stream": 2}),
+    (Case(4, 2, 64, RAGGED, "output format"), {"split": 2}),
     (Case(8, 1, 128, RAGGED, "one sample"), {"multiprocessors": 1}),
     (Case(2, 1, 64, (33,) * 33, "mitchell"), {}),  # more sequences than a warp looks at
 ]
 FLOATS = [
-    (Case(4, 2, 128, RAGGED), {"stream": 1}, torch.bfloat16, 64),
-    (Case(4, 2, 128, RAGGED), {"stream": 2, "slots": 2}, torch.float16, 128),
-    (Case(2, 1, 128, (1000,)), {"stream": 1, "multiprocessors": 8}, torch.bfloat16, 128),
+    (Case(4, 2, 128, RAGGED), {"split": 1}, torch.bfloat16, 64),
+    (Case(4, 2, 128, RAGGED), {"split": 4}, torch.float16, 128),
+    (Case(2, 1, 128, (1000,)), {"multiprocessors": 8}, torch.bfloat16, 128),
     (Case(7, 1, 64, RAGGED, page_size=17), {}, torch.bfloat16, 3),
     (Case(16, 1, 64, (513,)), {}, torch.float16, 1),
 ]
 
-WAITS_FOR_KEYS = "barrier_wait(&shared.full[stage.index], stage.parity);\n                if (works)"
+WAITS_FOR_KEYS = "barrier_wait(&shared.full[stage.index], stage.parity);\n                if (row >= 0)"
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +73,28 @@ def test_sys_draws_the_references_counts(
     assert outcome.passed, outcome.measured
 
 
+LATE = [Case(4, 2, 128, RAGGED), Case(2, 1, 64, (5, 77, 1) * 11), Case(4, 2, 64, RAGGED, page_size=17)]
+
+
+@pytest.mark.parametrize("case", LATE, ids=str)
+def test_lengths_may_come_while_a_step_begins(emulated: CDLL, case: Case, seed: int) -> None:
+    with on_processor(emulated, seed):
+        wrong = [outcome for outcome in late_outcomes(case, seed, "cpu") if not outcome.passed]
+    assert not wrong
+
+
+def test_lengths_that_are_not_read_again_are_found(tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
+    broken = build(tmp_path, edit={"scores.cuh": ("changed = schedule.changed(now);", "changed = false;")})
+    with on_processor(broken, seed), pytest.raises((EmulationError, AssertionError)):
+        assert all(outcome.passed for outcome in late_outcomes(LATE[0], seed, "cpu"))
+
+
 @pytest.mark.parametrize(
     "file,old,new",
     [
         ("fixed.cuh", "sum >>= further;", "sum >>= further + 1;"),  # arithmetic
-        ("scores.cuh", WAITS_FOR_KEYS, "if (works)"),
-        ("decode.cuh", "units * work.a.kv_heads * work.p.lanes);", "units * work.a.kv_heads * work.p.lanes + 1);"),
+        ("scores.cuh", WAITS_FOR_KEYS, "if (row >= 0)"),
+        ("decode.cuh", "units * work.p.lanes);", "units * work.p.lanes + 1);"),
     ],
     ids=["a wrong shift", "keys used before they land", "a wait for more than comes"],
 )
@@ -85,7 +102,7 @@ def test_a_planted_fault_is_found(file: str, old: str, new: str, tmp_path, seed:
     broken = build(tmp_path, "-DFIXED_128_ALONE", "-O0", edit={file: (old, new)})
     found: object
     try:
-        cut = {"stream": 2, "steps": 4, "tiles_per_unit": 4}
+        cut = {"steps": 4, "tiles_per_unit": 4}
         found = fixed_differences(broken, Case(4, 2, 128, RAGGED), cut, seed)
     except EmulationError as error:
         found = error

@@ -22,7 +22,7 @@ CASES = (
 
 def main() -> None:
     for case in CASES:
-        for cut in ({"stream": 1}, {"stream": 2}, {"multiprocessors": 3}):
+        for cut in ({"split": 1}, {"split": 4}, {"multiprocessors": 3}):
             operands = float_operands(case, 0, torch.bfloat16)
             counts = torch.zeros((*operands.q.shape[:2], max(case.lengths)), dtype=torch.int32, device="cuda")
             with gpu.tiling(**cut):

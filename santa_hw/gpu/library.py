@@ -33,7 +33,7 @@ class DrawArguments(Structure):
     _fields_ = [("sequence", c_void_p), ("position", c_void_p), ("seed", c_uint32), ("layer", c_int32)]
 
 
-_TUNING = ("steps", "tiles_per_unit", "stream", "slots", "multiprocessors")
+_TUNING = ("steps", "tiles_per_unit", "split", "multiprocessors")
 
 
 class DecodeArguments(Structure):
@@ -52,7 +52,7 @@ class DecodeArguments(Structure):
         *[(name, c_int32) for name in ("score_frac", "score_bits", "weight_bits", "half_up", "rng_bits", "out_bits")],
         *[(name, c_int32) for name in ("ternary", "ternary_shared", "beta", "query_frac")],
         *[(name, c_void_p) for name in ("counts", "mass", "offset", "ternary_counts", "accumulators")],
-        *[(name, c_int32) for name in _TUNING],
+        *[(name, c_int32) for name in (*_TUNING, "keep")],
     ]
 
 
@@ -62,9 +62,9 @@ class Plan(Structure):
     _fields_ = [
         *[(name, c_int32) for name in ("steps", "tile", "tile_shift", "tiles_per_unit")],
         *[(name, c_int32) for name in ("unit_tokens", "chunk", "chunks", "lanes", "group")],
-        *[(name, c_int32) for name in ("stages", "stage_bytes", "grid", "stream", "slots", "split")],
-        *[(name, c_int32) for name in ("exponent", "score_shared", "gather_shared")],
-        *[(name, c_int64) for name in ("tokens", "tiles", "stats_at", "stash_at", "bytes")],
+        *[(name, c_int32) for name in ("stages", "stage_bytes", "grid", "split", "small_gather", "kept", "exponent")],
+        *[(name, c_int32) for name in ("score_shared", "gather_shared")],
+        *[(name, c_int64) for name in ("tokens", "tiles", "counters_at", "stats_at", "stash_at", "bytes")],
     ]
 
 
@@ -74,6 +74,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "santa_hw_trace": (c_int, [POINTER(DecodeArguments), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p]),
     "santa_hw_union": (c_int, [c_void_p, c_int, c_int, c_int, c_int64, c_void_p, c_void_p]),
     "santa_hw_read": (c_int, [c_void_p, c_int64, c_void_p, c_void_p]),
+    "santa_hw_copy_late": (c_int, [c_void_p, c_void_p, c_int, c_void_p]),
     "santa_hw_persist_l2": (c_int, [c_int64]),
     "santa_hw_tiles_workspace": (c_int64, [POINTER(DecodeArguments), c_int]),
     "santa_hw_tiles_layout": (None, [POINTER(DecodeArguments), c_int, POINTER(c_int64)]),

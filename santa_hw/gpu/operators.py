@@ -38,16 +38,14 @@ def tiling(**cut: int) -> Iterator[None]:
         16-token steps of a tile: 1, 2 or 4.
     tiles_per_unit : int
         Neighbouring tiles a warp takes at a time, 1 to 4.
-    stream : int
-        1: scores and gather in two launches; 2: in one.
-    slots : int
-        Sequences that the scratch holds at a time when streaming; -1: all.
+    split : int
+        Blocks that share a query head's samples: 1, 2 or 4.
     multiprocessors : int
         Blocks to plan for.
     """
-    allowed = {"steps": (1, 2, 4), "tiles_per_unit": (1, 2, 3, 4), "stream": (1, 2)}
+    allowed = {"steps": (1, 2, 4), "tiles_per_unit": (1, 2, 3, 4), "split": (1, 2, 4)}
     for name, value in cut.items():
-        if name not in ("steps", "tiles_per_unit", "stream", "slots", "multiprocessors"):
+        if name not in (*allowed, "multiprocessors"):
             raise ValueError(f"tiling {name!r} is unknown")
         if name in allowed and value not in allowed[name]:
             raise ValueError(f"{name} = {value}: allowed are {', '.join(map(str, allowed[name]))}")
@@ -137,7 +135,6 @@ def workspace(
     *,
     samples: int,
     max_length: int | None = None,
-    whole: bool = False,
 ) -> torch.Tensor:
     """A workspace for calls of one shape, uint8, zeros where they must be; calls on one stream may share it.
 
@@ -150,11 +147,8 @@ def workspace(
     samples : int
     max_length : int, optional
         As of the calls; default k's second dimension.
-    whole : bool
-        Room for the scratch of all sequences, which a trace of scores or weights needs.
     """
-    with tiling(**({"slots": -1} if whole else {})):
-        arguments = shape_arguments(q, k, samples, k.shape[1] if max_length is None else max_length)
+    arguments = shape_arguments(q, k, samples, k.shape[1] if max_length is None else max_length)
     with torch.cuda.device(q.device):
         size = _WORKSPACE_BYTES[decode.__name__](arguments)
         return torch.zeros(size, dtype=torch.uint8, device=q.device)
@@ -162,10 +156,10 @@ def workspace(
 
 def given_or_made(
     given: torch.Tensor | None, decode: Callable[..., torch.Tensor], q: torch.Tensor, k: torch.Tensor, samples: int,
-    bound: int, whole: bool,
+    bound: int,
 ) -> torch.Tensor:  # fmt: skip
     if given is None:
-        return workspace(decode, q, k, samples=samples, max_length=bound, whole=whole)
+        return workspace(decode, q, k, samples=samples, max_length=bound)
     check_tensor("workspace", given, tuple(given.shape), (torch.uint8,), q.device)
     arguments = shape_arguments(q, k, samples, bound)
     needed = _WORKSPACE_BYTES[decode.__name__](arguments)
@@ -222,6 +216,7 @@ def _run_sys(
     )
     arguments.scale = scale
     arguments.counts, arguments.mass, arguments.offset = pointer(counts), pointer(mass), pointer(offset)
+    arguments.keep = mass is not None  # a trace comes next
     with torch.cuda.device(q.device):
         library.call("santa_hw_decode", byref(arguments), stream())
 
@@ -310,18 +305,16 @@ def decode_sys(
     if out is None:
         out = torch.empty_like(q)
     check_tensor("out", out, tuple(q.shape), (q.dtype,), q.device)
-    traced = trace is not None
     mass = offset = None
     if trace is not None:
         mass, offset = (torch.empty((batch, heads), dtype=torch.int64, device=q.device) for _ in range(2))
-    with tiling(**({"slots": -1} if traced else {})):
-        workspace = given_or_made(workspace, decode_sys, q, k, samples, bound, traced)
-        torch.ops.santa_hw.decode_sys(
-            q, k, v, lengths, page_table, draw.sequence, draw.position, draw.seed, draw.layer, samples, bound, out,
-            workspace, log2_scale, counts, mass, offset,
-        )  # fmt: skip
-        if trace is not None:
-            trace |= _trace_sys(q, k, lengths, samples, bound, workspace) | {"mass": mass, "offset": offset}
+    workspace = given_or_made(workspace, decode_sys, q, k, samples, bound)
+    torch.ops.santa_hw.decode_sys(
+        q, k, v, lengths, page_table, draw.sequence, draw.position, draw.seed, draw.layer, samples, bound, out,
+        workspace, log2_scale, counts, mass, offset,
+    )  # fmt: skip
+    if trace is not None:
+        trace |= _trace_sys(q, k, lengths, samples, bound, workspace) | {"mass": mass, "offset": offset}
     if counts is not None and unique is not None:
         unite(counts, unique, k.shape[2])
     return out
@@ -388,6 +381,7 @@ def _run_fixed(
     arguments.shift, arguments.table, arguments.output_shift = shift.data_ptr(), table.data_ptr(), pointer(output_shift)
     arguments.counts, arguments.mass, arguments.offset = pointer(counts), pointer(mass), pointer(offset)
     arguments.ternary_counts, arguments.accumulators = pointer(ternary_counts), pointer(accumulators)
+    arguments.keep = scores is not None or weights is not None
     with torch.cuda.device(q.device):
         library.call("santa_hw_decode", byref(arguments), stream())
         if scores is not None or weights is not None:
@@ -478,20 +472,18 @@ def decode_fixed(
     kept = _check_trace(design, {name: x for name, x in (trace or {}).items() if name != "unique"}, q, bound)
     unique = None if trace is None else trace.get("unique")
     check_counts(q, k, kept.get("counts"), unique, bound)
-    whole = "scores" in kept or "weights" in kept
     table = _table(design.table.astype(np.uint32).tobytes(), q.device)
     ternary = design.scores == "ternary"
     numbers = [
         design.score_frac, design.score_bits, design.W, design.weight_rounding == "half_up", design.rng_bits,
         design.out_bits or 0, ternary, design.ternary_offset == "shared", design.beta, design.q_bits - 1,
     ]  # fmt: skip
-    with tiling(**({"slots": -1} if whole else {})):
-        workspace = given_or_made(workspace, decode_fixed, q, k, design.samples, bound, whole)
-        torch.ops.santa_hw.decode_fixed(
-            q, k, v, lengths, page_table, draw.sequence, draw.position, draw.seed, draw.layer, design.samples, bound,
-            out, workspace, [int(x) for x in numbers], shift, table, output_shift,
-            *(kept.get(name) for name in TRACE_TYPES),
-        )  # fmt: skip
+    workspace = given_or_made(workspace, decode_fixed, q, k, design.samples, bound)
+    torch.ops.santa_hw.decode_fixed(
+        q, k, v, lengths, page_table, draw.sequence, draw.position, draw.seed, draw.layer, design.samples, bound,
+        out, workspace, [int(x) for x in numbers], shift, table, output_shift,
+        *(kept.get(name) for name in TRACE_TYPES),
+    )  # fmt: skip
     if unique is not None:
         unite(kept["counts"], unique, k.shape[2])
     return out

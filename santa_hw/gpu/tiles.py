@@ -102,7 +102,7 @@ def _decode(
     if out is None:
         out = torch.empty_like(q)
     check_tensor("out", out, tuple(q.shape), (q.dtype,), q.device)
-    workspace = given_or_made(workspace, method, q, k, samples, bound, False)
+    workspace = given_or_made(workspace, method, q, k, samples, bound)
     operator = torch.ops.santa_hw.decode_flash if method is decode_flash else torch.ops.santa_hw.decode_prop
     operator(
         q, k, v, lengths, page_table, draw.sequence, draw.position, draw.seed, draw.layer, samples, bound, out,

@@ -6,7 +6,7 @@
 namespace santa {
 
 inline float power_of_two(float x) { return std::exp2(x); }
-inline double rough_inverse(double x) { return 1.0f / float(x); }
+inline int anew(int x) { return x; }
 inline uint32_t shift_right(uint32_t x, int shift) { return unsigned(shift) > 31 ? 0 : x >> shift; }
 
 } // namespace santa

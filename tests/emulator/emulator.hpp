@@ -82,7 +82,8 @@ struct Fiber {
     Block* block;
     dim3 thread;
     int cluster_generation = 0;
-    bool (*ready)(void*) = nullptr; // what it waits for
+    std::vector<std::function<void()>> copies; // cp.async of this thread
+    bool (*ready)(void*) = nullptr;            // what it waits for
     void* argument = nullptr;
     bool done = false;
 };
@@ -112,6 +113,7 @@ inline std::deque<std::unique_ptr<Launch>> queue;
 inline std::vector<std::unique_ptr<Block>> blocks;
 inline std::vector<std::unique_ptr<Fiber>> fibers;
 inline std::vector<Copy> copies;
+inline int clock = 0;
 
 constexpr int kResidentBlocks = 6;
 constexpr size_t kStack = 128 << 10;
@@ -123,6 +125,11 @@ inline void wait(F condition) {
     now->ready = [](void* f) { return (*static_cast<F*>(f))(); };
     now->argument = &condition;
     swapcontext(&now->context, &scheduler);
+}
+
+inline void yield() {
+    int turns = 0;
+    wait([&] { return turns++ > 0; });
 }
 
 inline void arrive(Rendezvous& r, int threads) {
@@ -252,6 +259,7 @@ inline const char* give_up(const char* why) {
 // Run all that is queued; what went wrong, or null.
 inline const char* synchronize() {
     while (!queue.empty()) {
+        clock += 200;
         bool any = dispatch();
         const size_t count = fibers.size(), first = count ? random() % count : 0;
         for (size_t i = 0; i < count; ++i) {
@@ -335,6 +343,7 @@ inline float __ull2float_rn(uint64_t x) { return float(x); }
 inline uint64_t __float2ull_rn(float x) { return uint64_t(std::nearbyint(x)); }
 inline void __threadfence() {}
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline int __ffs(uint32_t x) { return __builtin_ffs(int(x)); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline int __clzll(int64_t x) { return x == 0 ? 64 : __builtin_clzll(x); }
 inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, uint32_t shift) {
@@ -346,9 +355,18 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t select) {
     for (int i = 0; i < 4; ++i) z |= uint32_t(bytes >> (8 * (select >> (4 * i) & 7)) & 0xff) << (8 * i);
     return z;
 }
+inline uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t c) {
+    for (int i = 0; i < 32; i += 8) c += (a >> i & 0xff) * (b >> i & 0xff);
+    return c;
+}
 inline uint32_t __dp2a_lo(uint32_t a, uint32_t b, uint32_t c) {
     return c + (a & 0xffff) * (b & 0xff) + (a >> 16) * (b >> 8 & 0xff);
 }
+inline long long clock64() {
+    emulator::yield();
+    return emulator::clock;
+}
+
 template <class T, class U>
 T atomicAdd(T* p, U x) {
     const T before = *p;

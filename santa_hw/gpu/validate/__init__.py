@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from santa_hw.gpu.validate.calls import graph_replay, operators, refused, streams, unread_values
+from santa_hw.gpu.validate.calls import graph_replay, late_lengths, operators, refused, streams, unread_values
 from santa_hw.gpu.validate.fixed import (
     fixed_any_tiling,
     fixed_beyond_32_bits,
@@ -64,6 +64,7 @@ CHECKS: tuple[Check, ...] = (
     tile_methods,
     graph_replay,
     streams,
+    late_lengths,
     unread_values,
     operators,
     refused,

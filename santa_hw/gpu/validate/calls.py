@@ -12,7 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from santa_hw import gpu
-from santa_hw.gpu.cases import Case, fixed_operands, float_operands
+from santa_hw.gpu import library
+from santa_hw.gpu.cases import LENGTHS, Case, fixed_operands, float_operands
 from santa_hw.gpu.validate.outcome import Outcome
 
 
@@ -61,6 +62,42 @@ def streams(seed: int, captured: Path | None) -> Iterator[Outcome]:
             found = call.run()
         side.synchronize()
         yield Outcome("streams", name, bool(torch.equal(found, expected)), {})
+
+
+def late_lengths(seed: int, captured: Path | None) -> Iterator[Outcome]:
+    """Lengths that are written while the kernel has already begun count, not those that stood there before."""
+    for case in (
+        Case(4, 2, 128),
+        Case(4, 2, 128, LENGTHS * 2),
+        Case(4, 2, 128, page_size=17),
+        Case(4, 2, 128, (1000,)),
+    ):
+        yield from late_outcomes(case, seed)
+
+
+def late_outcomes(case: Case, seed: int, device: str = "cuda") -> Iterator[Outcome]:
+    """The same for one case."""
+    floats, codes = float_operands(case, seed, torch.bfloat16, device).on_device(), fixed_operands(case, seed)
+    samples = codes.design.samples
+    for name, call in (
+        ("sys", _Call(gpu.decode_sys, (), floats | {"samples": samples})),
+        ("fixed", _Call(gpu.decode_fixed, (codes.design,), codes.on_device(device))),
+    ):
+        lengths, q, k = (call.arguments[argument] for argument in ("lengths", "q", "k"))
+        right, expected = lengths.clone(), call.run().clone()
+        workspace = gpu.workspace(call.method, q, k, samples=samples, max_length=call.arguments.get("max_length"))
+        out = torch.empty_like(expected)
+        before = {"others": right.flip(0), "longest": torch.full_like(right, int(right.max())), "none": right * 0}
+        for what, stale in before.items():
+            lengths.copy_(stale)
+            out.fill_(-1)
+            stream = None
+            if device == "cuda":
+                torch.cuda.synchronize()
+                stream = torch.cuda.current_stream().cuda_stream
+            library.call("santa_hw_copy_late", right.data_ptr(), lengths.data_ptr(), lengths.numel(), stream)
+            call.run(check=False, out=out, workspace=workspace)
+            yield Outcome("late_lengths", f"{name}, {case}, {what} before", bool(torch.equal(out, expected)), {})
 
 
 def unread_values(seed: int, captured: Path | None) -> Iterator[Outcome]:

@@ -106,8 +106,9 @@ TILINGS: tuple[dict[str, int], ...] = (
     dict(steps=1, tiles_per_unit=1),
     dict(steps=4, tiles_per_unit=4),
     dict(steps=2, tiles_per_unit=3),
-    dict(stream=1),
-    dict(stream=2),
+    dict(split=1),
+    dict(split=2),
+    dict(split=4, multiprocessors=3),
 )
 
 
