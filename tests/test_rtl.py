@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -453,6 +454,54 @@ def test_vectors_are_written_for_other_benches(block: str, app: typer.Typer, tmp
             assert [int(line, 16) for line in lines] == [value % (1 << field["width"]) for value in values]
     assert Design.from_dict(manifest["design"]) == Design()
     assert (tmp_path / FILE).read_text() == package(Design())
+
+
+def vectors_in(app: typer.Typer, folder: Path, block: str = "mass") -> Any:
+    return CliRunner().invoke(app, ["vectors", block, "--out", str(folder), "--vectors", "2"])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_vectors_take_the_place_of_earlier_ones(app: typer.Typer, tmp_path: Path) -> None:
+    for block in ("threefry2x32", "mass", "mass"):
+        assert vectors_in(app, tmp_path / "again", block).exit_code == 0
+    assert vectors_in(app, tmp_path / "new" / "one").exit_code == 0
+    assert contents(tmp_path / "again").keys() == contents(tmp_path / "new" / "one").keys()
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / ".gitignore").write_text("*")
+    assert vectors_in(app, tmp_path / "hidden").exit_code == 0
+    assert (tmp_path / "hidden" / ".gitignore").read_text() == "*"
+
+
+STRANGE = {
+    "another file": ("a.sv", "module a; endmodule"),
+    "a file of that name": ("santa_pkg.sv", "package mine; endpackage"),
+    "another program's manifest": ("manifest.json", '{"name": "my page"}'),
+    "a list": ("manifest.json", '["streams"]'),
+    "no JSON": ("manifest.json", "mine"),
+    "no text": ("manifest.json", "\udcff"),
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_vectors_leave_a_folder_of_other_files_alone(case: str, app: typer.Typer, tmp_path: Path) -> None:
+    name, text = STRANGE[case]
+    (tmp_path / name).write_text(text, "utf-8", "surrogateescape")
+    before = contents(tmp_path)
+    done = vectors_in(app, tmp_path)
+    assert done.exit_code == 2 and f"{tmp_path} holds other files ({name}): an empty folder" in done.output
+    assert contents(tmp_path) == before
+
+
+def test_vectors_leave_what_was_added_to_theirs_alone(app: typer.Typer, tmp_path: Path) -> None:
+    assert vectors_in(app, tmp_path / "out").exit_code == 0
+    (tmp_path / "out" / "tb.sv").write_text("module tb; endmodule")
+    before = contents(tmp_path / "out")
+    assert "holds other files (tb.sv)" in vectors_in(app, tmp_path / "out").output
+    assert contents(tmp_path / "out") == before
+    assert "tb.sv: it is a file; a folder is allowed" in vectors_in(app, tmp_path / "out" / "tb.sv").output
 
 
 def test_tutorial_shows_what_happens(tmp_path: Path) -> None:
