@@ -38,7 +38,7 @@ def write_vectors(
     block.check(design)
     old = _earlier(folder)
     values = block.resolve(parameters or {})
-    vectors = block.vectors(design, count, np.random.default_rng(seed))
+    vectors = list(block.vectors(design, count, np.random.default_rng(seed)))
     inputs, outputs = block.streams(design)
     folder.mkdir(parents=True, exist_ok=True)
     for path in old:

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -154,12 +155,14 @@ def cosimulate(
     if isinstance(vectors, int):
         if vectors < 1:
             raise ValueError(f"vectors = {vectors}: 1 or more is allowed")
-        vectors = block.vectors(design, vectors, np.random.default_rng(seed))
+        count, source = vectors, iter(block.vectors(design, vectors, np.random.default_rng(seed)))
+    else:
+        count, source = len(vectors), iter(vectors)
     top = top or block.name
     built = _build(block, design, simulator, values, dut, top, waves=False)
     compared, cycles, mismatch, waveform = 0, 0, None, None
-    for start in range(0, len(vectors), PART):
-        part = vectors[start : start + PART]
+    for start in range(0, count, PART):
+        part = list(itertools.islice(source, PART))
         work = _work(block, design, part, seed + start, pattern)
         found, _ = _run(block, simulator, built, top, work, waves=False)
         if found["missing"]:
@@ -180,7 +183,7 @@ def cosimulate(
         parameters=values,
         pattern=pattern,
         seed=seed,
-        vectors=len(vectors),
+        vectors=count,
         values=compared,
         cycles=cycles,
         mismatch=mismatch,
