@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -280,7 +281,7 @@ def _build(
     files = sources(block, dut)
     text = package(design)
     how = [simulator, _versions(simulator), ARGUMENTS[simulator], OPTIMISATION]
-    what = [text, dict(parameters), top, waves, *(f.read_text("utf-8", "surrogateescape") for f in files)]
+    what = [text, dict(parameters), top, waves, *map(_read, files), *map(_read, _included(files))]
     key = hashlib.sha256(json.dumps([*how, *what]).encode()).hexdigest()[:20]
 
     def compile_block(folder: Path) -> None:
@@ -289,6 +290,24 @@ def _build(
 
     runs = top if simulator == "verilator" else "sim.vvp"
     return _once(cache() / f"{block.name}-{simulator}-{key}", compile_block, runs)
+
+
+def _read(file: Path) -> str:
+    return file.read_text("utf-8", "surrogateescape")
+
+
+def _included(files: Sequence[Path]) -> list[Path]:
+    """What files name by an absolute path, in a string or angle brackets, and what that names in turn.
+
+    Simulators find no other included files: they run in the build's folder.
+    """
+    found: dict[Path, None] = {}
+    left = list(files)
+    while left:
+        named = dict.fromkeys(map(Path, filter(os.path.isfile, re.findall(r'["<](/[^">\n]+)', _read(left.pop())))))
+        left += [path for path in named if path not in found]
+        found |= named
+    return list(found)
 
 
 @functools.cache
