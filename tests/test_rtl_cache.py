@@ -99,16 +99,22 @@ def test_another_machine_has_models_of_its_own(tmp_path: Path, monkeypatch) -> N
     assert len(places) == 3
 
 
-def test_a_header_that_did_not_compile_is_none(tmp_path: Path, monkeypatch) -> None:
+def test_a_header_that_did_not_compile_is_none_until_it_does(tmp_path: Path, monkeypatch) -> None:
     need("verilator")
-    (make := tmp_path / "make").write_text("#!/bin/sh\necho torn > $2/model.h.fast.gch\nexit 2\n")
+    (make := tmp_path / "make").write_text(
+        "#!/bin/sh\necho torn > $2/model.h.fast.gch\necho >> $2/../tries\n[ -e $2/../space ]\n"
+    )
     make.chmod(0o755)
     monkeypatch.setenv("SANTA_HW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with simulation._environment(tmp_path):
+        assert [simulation._header() for _ in range(2)] == [None, None]
+        (simulation.cache() / "space").touch()
         header = simulation._header()
-    assert header.is_file()
-    assert not header.with_name("model.h.gch").exists()
+        assert header is not None and header.is_file()
+        assert header.with_name("model.h.gch").read_text() == "torn\n"
+        assert simulation._header() == header
+    assert (simulation.cache() / "tries").read_text() == "\n" * 3
 
 
 def test_a_cache_that_make_cannot_build_in_is_refused(tmp_path: Path, monkeypatch) -> None:

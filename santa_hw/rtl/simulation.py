@@ -324,7 +324,8 @@ def _once(folder: Path, make: Callable[[Path], None], *files: str) -> Path:
     built = folder / "built"
 
     def is_whole() -> bool:
-        return built.exists() and built.read_text("utf-8") == _digest(folder, files)
+        there = all((folder / name).exists() for name in ("built", *files))
+        return there and built.read_text("utf-8") == _digest(folder, files)
 
     if is_whole():  # without the lock: a cache that is there need not be writable
         return folder
@@ -356,7 +357,8 @@ def _header() -> Path | None:
     """Verilator's headers as one that is compiled once: they are most of what a small model's compiler reads.
 
     Included first, it is used as compiled if the compiler and its flags are the same, and read otherwise. None where
-    Verilator does not say where they are: what is wrong with it, the model's build will tell.
+    Verilator does not say where they are (what is wrong with it, the model's build will tell), and where it does not
+    compile: slower, no more, and the next build tries again.
     """
     root = subprocess.run(["verilator", "--getenv", "VERILATOR_ROOT"], capture_output=True, text=True).stdout.strip()
     headers = Path(root) / "include" / "verilated.h"
@@ -369,12 +371,13 @@ def _header() -> Path | None:
         without = ("COVERAGE", "SC", "TIMING", "TRACE", "TRACE_FST", "TRACE_VCD", "TRACE_SAIF")
         settings = [f"VERILATOR_ROOT={root}", "OBJCACHE=", *(f"VM_{name}=0" for name in without)]
         command = ["make", "-C", str(folder), "-f", f"{root}/include/verilated.mk", *settings, "model.h.fast.gch"]
-        if subprocess.run(command, capture_output=True).returncode == 0:  # else no precompiled header: slower, no more
+        if subprocess.run(command, capture_output=True).returncode == 0:
             (folder / "model.h.fast.gch").rename(folder / "model.h.gch")
             (folder / "model.h.gch.sum").write_text(key, encoding="ascii")
 
     key = hashlib.sha256(f"{root} {version}".encode()).hexdigest()[:20]
-    return _once(cache() / f"header-verilator-{key}", precompile, "model.h", "model.h.gch") / "model.h"
+    made = _once(cache() / f"header-verilator-{key}", precompile, "model.h", "model.h.gch")
+    return made / "model.h" if (made / "model.h.gch").exists() else None
 
 
 def _compile(
