@@ -268,9 +268,12 @@ def report(
     """Table and plot of a file's rows."""
     with reporting():
         from santa_hw import sweep
+        from santa_hw.accuracy_rows import check_shown
 
         _check_plot(plot, {"FILE": file})
-        _show(sweep.read_rows(file), plot, x)
+        rows = sweep.read_rows(file)
+        check_shown(rows, file)
+        _show(rows, plot, x)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 
 import pytest
@@ -84,6 +85,44 @@ def test_a_job_that_was_drawn_before_the_kill_is_kept_and_one_from_a_lost_future
     third, fourth = log_of(tmp_path / "run")[3:]
     assert (third["shares"], third["version"], third["seed"]) == (shares, 1, 5)
     assert fourth["shares"] != shares
+
+
+BROKEN = [
+    ({}, "has no field episode; allowed: a file that santa-hw budget wrote"),
+    ({"episode": 3}, "has no field samples"),
+    ({"episode": 3, "samples": [1], "version": 0, "shares": [1]}, "has no field seed"),
+    ({"episode": 3, "samples": "64", "seed": 0}, ": samples = '64': a value of type list is allowed"),
+    ({"episode": "3", "samples": [1], "seed": 0}, ": episode = '3': a value of type int is allowed"),
+    ([], "holds no JSON object"),
+]
+
+
+@pytest.mark.parametrize(
+    "job, message", [*BROKEN, (BROKEN[1][0] | {"samples": [1], "seed": 0}, "has no field version")]
+)
+def test_a_job_that_is_none_is_told_by_file_and_field(tmp_path, job, message):
+    toy_budget.run(tmp_path, 3)
+    (tmp_path / "jobs" / "000003.json").write_text(json.dumps(job))
+    with pytest.raises(ValueError, match=rf"jobs/000003\.json ?{re.escape(message)}"):
+        toy_budget.run(tmp_path, 4)
+
+
+@pytest.mark.parametrize("job, message", BROKEN)
+def test_a_worker_tells_a_job_that_is_none(tmp_path, job, message):
+    folder = Folder(tmp_path)
+    with folder.coordinating({}):
+        (tmp_path / "jobs" / "000003.json").write_text(json.dumps(job))
+        with pytest.raises(ValueError, match=rf"jobs/000003\.json ?{re.escape(message)}"):
+            folder.claim("one", 60)
+
+
+@pytest.mark.parametrize("result, message", [({"episode": 3}, "has no field reward"), (
+    {"episode": 3, "reward": "1"}, ": reward = '1': a value of type float is allowed")])  # fmt: skip
+def test_a_result_that_is_none_is_told_by_file_and_field(tmp_path, result, message):
+    toy_budget.run(tmp_path, 3)
+    Folder(tmp_path).hand_in(result)
+    with pytest.raises(ValueError, match=rf"results/000003\.json ?{re.escape(message)}"):
+        toy_budget.run(tmp_path, 4)
 
 
 def test_a_claim_keeps_others_out_until_it_is_old(tmp_path):

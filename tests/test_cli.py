@@ -465,6 +465,15 @@ def test_report_reads_what_accuracy_wrote(accuracy, tmp_path):
     refused(run("report", "rows.json", "--plot", "again.pdf", "--x", "banana"), "x = 'banana'")
 
 
+def test_report_refuses_what_is_no_row_of_accuracy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("energy", "--keys", 64, "--json", "energy.json").exit_code == 0
+    refused(run("report", "energy.json"), "energy.json, row 1: it holds a cost, as santa-hw energy writes it")
+    row = {"method": "santa", "seed": 0, "task": "perplexity", "model": "m", "samples": 16, "kl_to_dense": 0.1}
+    Path("damaged.json").write_text(json.dumps([row, row | {"per_window": [{"nll": 1.0}]}]))
+    refused(run("report", "damaged.json"), "damaged.json, row 2: per_window: kl = None: a finite number is allowed")
+
+
 def test_fetch_prints_where_things_are(monkeypatch):
     from santa_hw import models
 

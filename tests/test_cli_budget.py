@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -111,6 +112,16 @@ def test_the_folder_knows_what_decides_a_reward(budget, tmp_path):
     assert changed.exit_code == 2
     assert "window = 47" in changed.stderr and "has learned with 48" in changed.stderr
     assert budget("--method", "float-santa").exit_code == 2
+
+
+def test_a_reward_of_another_calibration_is_another(place):
+    options = {"text": str(place / "text.txt"), "windows": 1, "window": 40}
+    source = TaskReward(str(place / "model"), "perplexity", options, "santa", calibration_text=options["text"],
+                        calibration_windows=1, calibration_window=40)  # fmt: skip
+    opened = source.open(1)
+    wider = replace(opened, calibration=opened.calibration.widened(1))
+    changed = {name for name, value in wider.about().items() if value != opened.about()[name]}
+    assert changed == {"calibration_sha256"}
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Calibration: what it keeps, the exponents it gives, its file, and the text it may not share."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,18 @@ def test_calibration_names_its_text(seed):
     assert one.text_sha256 != models.calibrate(loaded, windows.reshape(4, 20)).text_sha256
     windows[1, 7] ^= 1
     assert one.text_sha256 != models.calibrate(loaded, windows).text_sha256
+
+
+def test_a_calibration_is_named_by_all_that_decides_a_result(seed, tmp_path):
+    calibration = calibrated(tiny(), seed)
+    calibration.save(tmp_path / "c.npz")
+    assert models.Calibration.load(tmp_path / "c.npz").sha256 == calibration.sha256
+    moved = calibration.v_max.copy()
+    moved[-1, -1, -1] = np.nextafter(moved[-1, -1, -1], 9)
+    swapped = replace(calibration, k_max=calibration.v_max, v_max=calibration.k_max)
+    others = [calibration.widened(1), calibration.widened(-1), replace(calibration, v_max=moved), swapped,
+              replace(calibration, text_sha256="0" * 64)]  # fmt: skip
+    assert len({other.sha256 for other in (calibration, *others)}) == 6
 
 
 @pytest.mark.parametrize("window", [40, 75, 20])

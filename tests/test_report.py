@@ -3,16 +3,19 @@
 import io
 import math
 import re
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from santa_hw import report
+from santa_hw.accuracy_rows import check_shown
 from santa_hw.design import Design
 from santa_hw.evaluate.statistics import bootstrap
 from santa_hw.report import label, plot, summarise, table, varying
 from santa_hw.sweep import Setting, grid
+from santa_hw.team_design import TeamDesign
 
 MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 
@@ -108,6 +111,95 @@ def test_rows_without_their_pieces_use_their_columns():
 def test_rows_that_are_something_else_are_skipped():
     assert summarise([{"something": "else"}, *rows_of(DEFAULT[:1])])[0].method == "santa"
     assert summarise([]) == []
+
+
+DAMAGED = [
+    ({"method": None}, "method = None: allowed are santa"),
+    ({"method": ["santa"]}, "method = ['santa']: allowed are santa"),
+    ({"seed": None}, "column seed is missing"),
+    ({"task": None}, "column task is missing"),
+    ({"seed": "0"}, "seed = '0': an integer from zero is allowed"),
+    ({"samples": "16"}, "samples = '16': 1 or more, or null, is allowed"),
+    ({"samples": None}, "samples = None: 1 or more is allowed with method santa"),
+    ({"window": [64]}, "window = [64]: 1 or more, or null, is allowed"),
+    ({"model": {}}, "model = {}: a text, or null, is allowed"),
+    ({"calibration_sha256": 5}, "calibration_sha256 = 5: a text, or null, is allowed"),
+    ({"schedule": "16x2"}, "schedule = '16x2': budgets, or null, is allowed"),
+    ({"design": "santa 64"}, "design = 'santa 64': a table of fields, or null, is allowed"),
+    ({"design": {"q_bits": "8"}}, "design: q_bits = '8': a finite number is allowed"),
+    ({"design": {"sampler": 1}}, "design: sampler = 1: a text is allowed"),
+    ({"teams": [8]}, "teams = [8]: a table of fields, or null, is allowed"),
+    ({"unique_rows": "10"}, "unique_rows = '10': a finite number, or null, is allowed"),
+    ({"seconds": math.nan}, "seconds = nan: a finite number, or null, is allowed"),
+    ({"per_window": {"kl": 1.0}}, "per_window = {'kl': 1.0}: a list of tables with nll, or null, is allowed"),
+    ({"per_window": [5]}, "per_window = [5]: a list of tables with nll, or null, is allowed"),
+    ({"per_window": [{"nll": 2.0, "kl": 1.0}]}, "per_window: agreement = None: a finite number is allowed"),
+    ({"per_window": [{"nll": 2.0, "kl": "1"}]}, "per_window: kl = '1': a finite number is allowed"),
+    ({"per_trial": [{}]}, "per_trial: score = None: a finite number is allowed"),
+    ({"perplexity": None, "kl_to_dense": None, "top1_agreement": None, "per_window": None}, "a row of method 'santa' "
+     "holds none of perplexity, kl_to_dense, top1_agreement, accuracy"),
+    ({"total_pj": 5.0}, "it holds a cost, as santa-hw energy writes it: rows of santa-hw accuracy are allowed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, message", DAMAGED, ids=[m for _, m in DAMAGED])
+def test_damaged_rows_name_file_row_and_column(changes, message):
+    first, second, *_ = rows_of(DEFAULT)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'r.json, row 2: {message}')}") as caught:
+        check_shown([first, second | changes], "r.json")
+    assert "\n" not in str(caught.value)
+    if all(value is None for value in changes.values()):
+        lacking = {name: value for name, value in second.items() if name not in changes}
+        with pytest.raises(ValueError, match=f"^{re.escape(f'row 2: {message}')}"):
+            check_shown([first, lacking])
+
+
+WRONG = (None, True, -1, 0.5, math.inf, "x", [], [5], {}, {"x": []})
+
+
+def damage(fields):
+    """Copies of a dict, each of its values in turn taken away and replaced by values of all types."""
+    for name in fields:
+        rest = {key: value for key, value in fields.items() if key != name}
+        yield from ((name, rest | change) for change in (*({name: value} for value in WRONG), {}))
+
+
+def test_rows_that_pass_are_shown_whatever_was_done_to_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(report, "bootstrap", lambda values: bootstrap(values, resamples=5))
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
+    fixed, trials = rows_of(DEFAULT[:1])[0], trials_of(DEFAULT[:1], [1.0, 0.0])[0]
+    teams = fixed | {"method": "santapp", "design": None, "teams": TeamDesign().to_dict()}
+    cases = [(row, changed, None) for row in (fixed, trials, teams) for _, changed in damage(row)]
+    for row, column in ((fixed, "design"), (teams, "teams")):
+        cases += [(row, row | {column: fields}, name) for name, fields in damage(row[column])]
+    for row, column in ((fixed, "per_window"), (trials, "per_trial")):
+        cases += [(row, row | {column: [piece]}, None) for _, piece in damage(row[column][0])]
+    refused = 0
+    for whole, changed, x in cases:
+        check_shown([whole])
+        try:
+            check_shown([changed])
+        except ValueError:
+            refused += 1
+            continue
+        table([whole, changed])
+        if x is not None:
+            with suppress(ValueError):  # a field that has no place on an axis
+                plot([whole, changed], tmp_path / "plot.svg", x=x)
+    assert len(cases) > 1000
+    assert 0.5 < refused / len(cases) < 0.9
+
+
+def test_rows_of_other_versions_are_shown():
+    row = rows_of(DEFAULT[:1])[0]
+    lacking = ("device", "phases", "kv_reads", "teams", "calibration_sha256", "seconds", "schedule")
+    old = {name: value for name, value in row.items() if name not in lacking}
+    check_shown([old | {"design": {"q_bits": 8, "a_field_of_old": [1]}}])
+
+
+def test_no_rows_are_told():
+    with pytest.raises(ValueError, match=r"^r\.json: there is no row; a file with rows of santa-hw accuracy"):
+        check_shown([], "r.json")
 
 
 def test_what_tells_designs_apart():

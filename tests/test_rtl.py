@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -10,7 +11,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -25,6 +28,7 @@ from santa_hw.rtl import simulation
 from santa_hw.rtl.blocks import LENGTHS
 from santa_hw.rtl.comparison import Mismatch, binary
 from santa_hw.rtl.package import FILE, constants, package
+from santa_hw.rtl.rows import rows
 
 ROOT = assets.path("rtl_models")
 
@@ -102,7 +106,7 @@ def test_lfsr_steps_a_cycle(steps: int, simulator: str, seed: int) -> None:
 
 
 def test_vectors_hold_every_length_and_shape() -> None:
-    made = rtl.load("systematic_sampler").vectors(Design(), 63, np.random.default_rng(0))
+    made = list(rtl.load("systematic_sampler").vectors(Design(), 63, np.random.default_rng(0)))
     assert {vector.inputs["row"][0][0] for vector in made} == set(LENGTHS)
     names = " ".join(vector.name for vector in made)
     for shape in ("all masked", "equal", "one key", "word 0xffffffff", "word 0x0"):
@@ -110,6 +114,54 @@ def test_vectors_hold_every_length_and_shape() -> None:
     whole = [vector for vector in made if any(count == Design().samples for _, count, _ in vector.outputs["drawn"])]
     assert whole, "no key holds all S"
     assert all(sum(count for _, count, _ in v.outputs["drawn"]) in (0, Design().samples) for v in made)
+
+
+@pytest.mark.parametrize("block", rtl.NAMES)
+def test_vectors_are_drawn_as_they_are_taken(block: str) -> None:
+    made = rtl.load(block).vectors(Design(), 3, np.random.default_rng(0))
+    assert isinstance(made, Iterator)
+    assert len(list(made)) == 3
+
+
+def test_rows_as_they_are_taken_are_those_of_a_list(generator: np.random.Generator) -> None:
+    """And what is drawn in between is what would be drawn after all of them."""
+    other = copy.deepcopy(generator)
+    listed = list(rows(Design(), 40, other))
+    words = other.integers(1 << 32, size=40)
+    for at, row in enumerate(rows(Design(), 40, generator)):
+        assert generator.integers(1 << 32) == words[at]
+        for name, value in row._asdict().items():
+            assert np.array_equal(value, getattr(listed[at], name)), name
+
+
+@pytest.mark.parametrize("wrong, drawn, told", [(None, [100, 200, 250], [100, 100, 50]), (130, [100, 200], [100])])
+def test_a_run_draws_a_part_when_its_turn_comes(
+    wrong: int | None, drawn: list[int], told: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    taken, seen, parts = [], [], []
+
+    def draw(design: Design, count: int, generator: np.random.Generator) -> Iterator[rtl.Vector]:
+        for i in range(count):
+            taken.append(i)
+            yield rtl.Vector(str(i), {"seed": [(i, 0)]}, {"word": []})
+
+    def run(*arguments: Any, **_: Any) -> tuple[dict[str, Any], None]:
+        seen.append(len(taken))
+        (stream,) = arguments[4]["inputs"]
+        first = int(stream["beats"][0][0], 2)
+        mismatch = None
+        if wrong is not None and first <= wrong < first + len(stream["beats"]):
+            mismatch = dataclasses.asdict(Mismatch("lfsr32", wrong - first, 5, "word_valid_o", "1", "0"))
+        return {"missing": [], "values": 1, "cycles": 2, "mismatch": mismatch}, None
+
+    monkeypatch.setattr(simulation, "require", lambda simulator: None)
+    monkeypatch.setattr(simulation, "_build", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(simulation, "_run", run)
+    block = dataclasses.replace(rtl.load("lfsr32"), vectors=draw)
+    report = rtl.cosimulate(block, vectors=250, advance=parts.append)
+    assert (seen, parts) == (drawn, told)
+    assert (report.vectors, report.values, report.cycles) == (250, len(drawn), 2 * len(drawn))
+    assert (report.mismatch and report.mismatch.vector) == wrong
 
 
 # Cycles: what a block's page states
@@ -124,7 +176,7 @@ def cycles(block: str, made: list[rtl.Vector], **options: object) -> int:
 
 
 def test_sampler_takes_a_key_a_cycle_and_a_cycle_a_sample() -> None:
-    made = rtl.load("systematic_sampler").vectors(Design(), 63, np.random.default_rng(1))
+    made = list(rtl.load("systematic_sampler").vectors(Design(), 63, np.random.default_rng(1)))
     drawn = [v for v in made if v.inputs["row"][0][1] > 0]
     stated = sum(1 + v.inputs["row"][0][0] + Design().samples for v in drawn)
     assert cycles("systematic_sampler", drawn) <= stated
@@ -132,12 +184,12 @@ def test_sampler_takes_a_key_a_cycle_and_a_cycle_a_sample() -> None:
 
 @pytest.mark.parametrize("block,each", [("threefry2x32", 22), ("offset_scale", 34)])
 def test_iterative_blocks_take_the_stated_cycles(block: str, each: int) -> None:
-    made = rtl.load(block).vectors(Design(), 12, np.random.default_rng(2))
+    made = list(rtl.load(block).vectors(Design(), 12, np.random.default_rng(2)))
     assert cycles(block, made) == 12 * each
 
 
 def test_weights_take_a_cycle_each() -> None:
-    made = rtl.load("exp2_weight").vectors(Design(), 9, np.random.default_rng(3))
+    made = list(rtl.load("exp2_weight").vectors(Design(), 9, np.random.default_rng(3)))
     assert cycles("exp2_weight", made) == sum(LENGTHS) + 1
 
 
@@ -174,7 +226,7 @@ def test_a_flipped_table_entry_is_found(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("block", USES)
 def test_a_flipped_expected_bit_is_found(block: str, simulator: str) -> None:
-    made = rtl.load(block).vectors(Design(), 12, np.random.default_rng(5))
+    made = list(rtl.load(block).vectors(Design(), 12, np.random.default_rng(5)))
     stream = rtl.load(block).streams(Design())[1][0]
     where = next(i for i in range(5, 12) if made[i].outputs[stream.name])
     beat = made[where].outputs[stream.name][0]
@@ -188,7 +240,7 @@ def test_a_flipped_expected_bit_is_found(block: str, simulator: str) -> None:
 
 def test_missing_and_superfluous_beats_are_found() -> None:
     need("icarus")
-    made = rtl.load("threefry2x32").vectors(Design(), 4, np.random.default_rng(6))
+    made = list(rtl.load("threefry2x32").vectors(Design(), 4, np.random.default_rng(6)))
     more = [*made[:3], dataclasses.replace(made[3], outputs={"words": made[3].outputs["words"] * 2})]
     stuck = rtl.cosimulate("threefry2x32", simulator="icarus", vectors=more).mismatch
     assert stuck is not None and "nothing moved" in stuck.note
@@ -442,7 +494,7 @@ def test_vectors_are_written_for_other_benches(block: str, app: typer.Typer, tmp
     assert done.exit_code == 0, done.output
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     arrays = np.load(tmp_path / "vectors.npz")
-    made = rtl.load(block).vectors(Design(), 10, np.random.default_rng(3))
+    made = list(rtl.load(block).vectors(Design(), 10, np.random.default_rng(3)))
     for stream in manifest["streams"]:
         beats = [b for v in made for b in (v.inputs | v.outputs).get(stream["name"], [])]
         assert stream["beats"] == len(beats) == sum(stream["beats_by_vector"])
@@ -453,6 +505,54 @@ def test_vectors_are_written_for_other_benches(block: str, app: typer.Typer, tmp
             assert [int(line, 16) for line in lines] == [value % (1 << field["width"]) for value in values]
     assert Design.from_dict(manifest["design"]) == Design()
     assert (tmp_path / FILE).read_text() == package(Design())
+
+
+def vectors_in(app: typer.Typer, folder: Path, block: str = "mass") -> Any:
+    return CliRunner().invoke(app, ["vectors", block, "--out", str(folder), "--vectors", "2"])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_vectors_take_the_place_of_earlier_ones(app: typer.Typer, tmp_path: Path) -> None:
+    for block in ("threefry2x32", "mass", "mass"):
+        assert vectors_in(app, tmp_path / "again", block).exit_code == 0
+    assert vectors_in(app, tmp_path / "new" / "one").exit_code == 0
+    assert contents(tmp_path / "again").keys() == contents(tmp_path / "new" / "one").keys()
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / ".gitignore").write_text("*")
+    assert vectors_in(app, tmp_path / "hidden").exit_code == 0
+    assert (tmp_path / "hidden" / ".gitignore").read_text() == "*"
+
+
+STRANGE = {
+    "another file": ("a.sv", "module a; endmodule"),
+    "a file of that name": ("santa_pkg.sv", "package mine; endpackage"),
+    "another program's manifest": ("manifest.json", '{"name": "my page"}'),
+    "a list": ("manifest.json", '["streams"]'),
+    "no JSON": ("manifest.json", "mine"),
+    "no text": ("manifest.json", "\udcff"),
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_vectors_leave_a_folder_of_other_files_alone(case: str, app: typer.Typer, tmp_path: Path) -> None:
+    name, text = STRANGE[case]
+    (tmp_path / name).write_text(text, "utf-8", "surrogateescape")
+    before = contents(tmp_path)
+    done = vectors_in(app, tmp_path)
+    assert done.exit_code == 2 and f"{tmp_path} holds other files ({name}): an empty folder" in done.output
+    assert contents(tmp_path) == before
+
+
+def test_vectors_leave_what_was_added_to_theirs_alone(app: typer.Typer, tmp_path: Path) -> None:
+    assert vectors_in(app, tmp_path / "out").exit_code == 0
+    (tmp_path / "out" / "tb.sv").write_text("module tb; endmodule")
+    before = contents(tmp_path / "out")
+    assert "holds other files (tb.sv)" in vectors_in(app, tmp_path / "out").output
+    assert contents(tmp_path / "out") == before
+    assert "tb.sv: it is a file; a folder is allowed" in vectors_in(app, tmp_path / "out" / "tb.sv").output
 
 
 def test_tutorial_shows_what_happens(tmp_path: Path) -> None:

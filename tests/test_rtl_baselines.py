@@ -134,7 +134,7 @@ def test_softmax_attention_is_the_golden_models_dense_step(generator):
     mask[..., 7:19] = False
     draw, keep = Draw(0, 0, np.zeros(1, int), np.zeros((1, 1), int)), ["v_codes", "scores", "weights", "output_codes"]
     found = attend(design, q, k, v, exponents=exponents, draw=draw, mask=mask, keep=keep)
-    row = rows(design, 9, generator)[-1]
+    *_, row = rows(design, 9, generator)
     scores, weights = found.trace["scores"].reshape(-1), found.trace["weights"].reshape(-1)
     row = row._replace(scores=scores.astype(np.int64), visible=mask.reshape(-1), weights=weights.astype(np.int64))
     made = softmax_attention.vector(design, 8, row, found.trace["v_codes"].reshape(50, 8).astype(np.int64))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from santa_hw import rtl
+from santa_hw import assets, rtl
 from santa_hw.design import Design
 from santa_hw.rtl import simulation
 
@@ -99,16 +99,22 @@ def test_another_machine_has_models_of_its_own(tmp_path: Path, monkeypatch) -> N
     assert len(places) == 3
 
 
-def test_a_header_that_did_not_compile_is_none(tmp_path: Path, monkeypatch) -> None:
+def test_a_header_that_did_not_compile_is_none_until_it_does(tmp_path: Path, monkeypatch) -> None:
     need("verilator")
-    (make := tmp_path / "make").write_text("#!/bin/sh\necho torn > $2/model.h.fast.gch\nexit 2\n")
+    (make := tmp_path / "make").write_text(
+        "#!/bin/sh\necho torn > $2/model.h.fast.gch\necho >> $2/../tries\n[ -e $2/../space ]\n"
+    )
     make.chmod(0o755)
     monkeypatch.setenv("SANTA_HW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with simulation._environment(tmp_path):
+        assert [simulation._header() for _ in range(2)] == [None, None]
+        (simulation.cache() / "space").touch()
         header = simulation._header()
-    assert header.is_file()
-    assert not header.with_name("model.h.gch").exists()
+        assert header is not None and header.is_file()
+        assert header.with_name("model.h.gch").read_text() == "torn\n"
+        assert simulation._header() == header
+    assert (simulation.cache() / "tries").read_text() == "\n" * 3
 
 
 def test_a_cache_that_make_cannot_build_in_is_refused(tmp_path: Path, monkeypatch) -> None:
@@ -127,6 +133,38 @@ def test_a_file_of_another_encoding_is_compiled(tmp_path: Path, monkeypatch) -> 
         (dut := tmp_path / "dut.sv").write_text(f"// {word}\nmodule mine; endmodule\n", encoding="latin-1")
         places.add(simulation._build(rtl.load("mass"), Design(), "icarus", {}, dut, "mine", waves=False))
     assert len(places) == 2
+
+
+HOW = {
+    "string": '`include "{}"',
+    "macro": '`define WHERE "{}"\n`include `WHERE',
+    "by another": '`include "{}.by"',
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_change_in_an_included_file_is_compiled(how: str, tmp_path: Path, monkeypatch) -> None:
+    """lfsr32 with its mask in a file of its own, right and then wrong."""
+    need("icarus")
+    monkeypatch.setenv("SANTA_HW_CACHE", str(tmp_path / "cache"))
+    module = (assets.path("rtl_models") / "lfsr32" / "lfsr32.sv").read_text()
+    assert module.count("32'hA3000000") == 1
+    dut, mask = tmp_path / "dut.sv", tmp_path / "mask.svh"
+    dut.write_text(HOW[how].format(mask) + "\n" + module.replace("32'hA3000000", "`MASK"))
+    mask.with_name("mask.svh.by").write_text(f'`include "{mask}"')
+    found = []
+    for value in ("A3000000", "A3000001", "A3000000"):
+        mask.write_text(f"`define MASK 32'h{value}\n")
+        found.append(rtl.cosimulate("lfsr32", simulator="icarus", vectors=3, dut=dut).mismatch is None)
+    assert found == [True, False, True]
+    assert len(list((tmp_path / "cache" / "rtl").iterdir())) == 2
+
+
+def test_files_that_include_each_other_are_read_once(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.svh", tmp_path / "two.svh"
+    one.write_text(f'`include <{two}> // "/{"x" * 300}", "/nowhere", "{tmp_path}"')
+    two.write_text(f'`include "{one}"')
+    assert sorted(simulation._included([one])) == [one, two]
 
 
 def test_a_verilator_that_is_broken_speaks_for_itself(tmp_path: Path, monkeypatch) -> None:

@@ -39,7 +39,7 @@ def test_a_flipped_bit_is_found_in_its_part(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(simulation, "PART", 4)
     capture = Capture.load(RECORDED)
     block = santa_decode.captured(capture)
-    made = block.vectors(capture.design, 10, np.random.default_rng(0))
+    made = list(block.vectors(capture.design, 10, np.random.default_rng(0)))
     (masses,) = made[6].outputs["mass"][0]
     made[6] = dataclasses.replace(made[6], outputs=dict(made[6].outputs) | {"mass": [(masses ^ 1 << 3,)]})
     parts: list[int] = []

@@ -35,13 +35,13 @@ def hold(block: str | Block, design: Design, steps: Sequence[Vector], stated: Se
 
 @pytest.mark.parametrize("steps_per_cycle", [1, 8])
 def test_lfsr32(steps_per_cycle, generator):
-    made = load("lfsr32").vectors(Design(), 6, generator)
+    made = list(load("lfsr32").vectors(Design(), 6, generator))
     stated = [1 + v.inputs["seed"][0][1] * (32 // steps_per_cycle + 1) for v in made]
     hold("lfsr32", Design(), made, stated, parameters={"StepsPerCycle": steps_per_cycle})
 
 
 def test_mass(generator):
-    made = load("mass").vectors(Design(), 9, generator)[1:]
+    made = list(load("mass").vectors(Design(), 9, generator))[1:]
     hold("mass", Design(), made, [2 * v.inputs["row"][0][0] + 3 for v in made])
 
 
@@ -54,7 +54,7 @@ def test_shift_normalise(generator):
 @pytest.mark.parametrize("draw,words", [("stratified", 1), ("iid", 8)])
 def test_ternary_query(draw, words, generator):
     design = Design(scores="ternary", ternary_samples=8, ternary_draw=draw, head_dim=DIM)
-    made = load("ternary_query").vectors(design, 3, generator)
+    made = list(load("ternary_query").vectors(design, 3, generator))
     hold("ternary_query", design, made, [DIM * words] * 3, once=1)
 
 
@@ -86,7 +86,7 @@ def test_softmax_values(lanes, generator):
 @pytest.mark.parametrize("kept", [5, 32])
 def test_topk_select(kept, generator):
     design = Design(method="top-k", samples=kept, max_keys=300)
-    some = rows(design, 24, generator)
+    some = list(rows(design, 24, generator))
     made = [topk_select.vector(design, row) for row in some]
     hold("topk_select", design, made, [topk_select.cycles(design, row) for row in some])
 
@@ -114,6 +114,6 @@ def test_a_planted_bubble_is_found(generator, tmp_path):
     dut = tmp_path / "slow.sv"
     dut.write_text(text.replace(ready, "assign in_ready_o = !out_valid_o;"), encoding="utf-8")
     block = shift_normalise.block(LANES)
-    made = block.vectors(Design(), 4, generator)
+    made = list(block.vectors(Design(), 4, generator))
     with pytest.raises(AssertionError, match="cycles"):
         hold(block, Design(), made[3:], [len(v.inputs["in"]) for v in made[3:]], once=1, dut=dut)

@@ -196,7 +196,7 @@ def test_a_head_of_a_whole_layer_keeps_its_words(generator):
 
 
 def test_vectors_hold_every_kind(generator):
-    made = santa_decode.block(8).vectors(LONG, 64, generator)
+    made = list(santa_decode.block(8).vectors(LONG, 64, generator))
     assert {v.inputs["step"][0][0] for v in made} == set(LENGTHS)
     assert {v.name.split(",")[0] for v in made} == set(santa_decode.KINDS)
     requests = [v.outputs["request"] for v in made]
@@ -362,7 +362,7 @@ def test_commands_take_the_group(app, tmp_path):
     assert manifest["parameters"] == {"Group": 3, "Outstanding": 4, "Lanes": 4}
     assert [f["width"] for f in streams["query"]["fields"]] == [3 * SMALL.q_bits]
     # Signals wider than 64 bits: rows of 64-bit words, the low one first, in the archive.
-    made = santa_decode.block(4, 3).vectors(SMALL, 4, np.random.default_rng(0))
+    made = list(santa_decode.block(4, 3).vectors(SMALL, 4, np.random.default_rng(0)))
     found = np.load(tmp_path / "v/vectors.npz")["accumulator_accumulators"]
     width = 3 * 4 * SMALL.derived()["accumulator"]
     expected = [beat[0] & ((1 << width) - 1) for v in made for beat in v.outputs["accumulator"]]

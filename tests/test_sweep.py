@@ -395,6 +395,24 @@ def test_rows_of_schedules_resume_and_are_told_apart(tmp_path, loaded):
     ]  # fmt: skip
 
 
+def test_rows_of_another_calibration_are_measured_again(tmp_path, loaded):
+    """A text says too little: maxima of the same one may be widened, or come from another number type."""
+    calibration, path = models.calibrate(loaded, np.arange(10, 90).reshape(2, 40)), tmp_path / "r.json"
+    points = grid(Design(), [], methods=["dense", "float-dense"])
+
+    def fresh(used):
+        task = Fake()
+        task.token_windows = [np.arange(100, 140)]
+        sweep.run(loaded, task, SETTING, points, Rows(path), calibration=used)
+        return len(task.hooks)
+
+    calibration.save(tmp_path / "c.npz")
+    assert fresh(calibration) == 2
+    assert fresh(models.Calibration.load(tmp_path / "c.npz")) == 0
+    # Floating point has no exponents.
+    assert [fresh(calibration.widened(bits)) for bits in (1, 0.01, 0)] == [1, 1, 0]
+
+
 def test_rows_of_every_kind_of_method(tmp_path, loaded):
     calibration = models.calibrate(loaded, np.arange(10, 90).reshape(2, 40))
     text = tmp_path / "text.txt"
@@ -413,7 +431,7 @@ def test_rows_of_every_kind_of_method(tmp_path, loaded):
         assert (found["design"] is not None) == fixed
         assert (found["saturations"] is not None) == fixed
         assert (found["lost_mass"] is not None) == fixed
-        assert (found["calibration_sha256"] == calibration.text_sha256) == fixed
+        assert (found["calibration_sha256"] == calibration.sha256) == fixed
         assert (found["samples"] is None) == ("dense" in method)
         if fixed:
             assert set(found["design"]) == set(FIELDS)

@@ -24,8 +24,11 @@ from typing import Any
 
 Document = dict[str, Any]
 
-EPISODE = {"episode": int, "version": int, "shares": list, "samples": list, "seed": int, "reward": float}
-"""Columns that every line of the log has, and their types."""
+WORK = {"episode": int, "samples": list, "seed": int}
+JOB = WORK | {"version": int, "shares": list}
+RESULT = {"episode": int, "reward": float}
+EPISODE = JOB | RESULT
+"""Fields, and their types, that a worker, a job, a result and every line of the log have."""
 
 
 class Folder:
@@ -78,7 +81,7 @@ class Folder:
                 raise ValueError(f"{self.path} holds other files: an empty folder, a new one or a run's is allowed")
             write(self.path / "run.json", run)
             return
-        old = _read(self.path / "run.json")
+        old = _read(self.path / "run.json", {})
         for name in sorted({*old, *run}):
             if old.get(name) != run.get(name):
                 raise ValueError(
@@ -122,12 +125,12 @@ class Folder:
         write(self._job(job["episode"]), job)
 
     def jobs(self) -> dict[int, Document]:
-        """Jobs that are offered, by episode."""
-        return {int(file.stem): _read(file) for file in sorted((self.path / "jobs").glob("[0-9]*.json"))}
+        """Jobs that are offered, by episode; a file that is none is a ValueError."""
+        return {int(file.stem): _read(file, JOB) for file in sorted((self.path / "jobs").glob("[0-9]*.json"))}
 
     def results(self) -> dict[int, Document]:
-        """Results that were handed in, by episode."""
-        return {int(file.stem): _read(file) for file in sorted((self.path / "results").glob("[0-9]*.json"))}
+        """Results that were handed in, by episode; a file that is none is a ValueError."""
+        return {int(file.stem): _read(file, RESULT) for file in sorted((self.path / "results").glob("[0-9]*.json"))}
 
     def clear(self, episode: int) -> None:
         """Take an episode's job, result and claim away."""
@@ -162,7 +165,7 @@ class Folder:
             try:
                 with claim.open("x") as out:
                     out.write(worker)
-                return _read(file)
+                return _read(file, WORK)
             except FileExistsError:
                 continue
             except FileNotFoundError:
@@ -199,13 +202,18 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
     os.replace(part, path)
 
 
-def _read(path: Path) -> Document:
+def _read(path: Path, types: Mapping[str, type]) -> Document:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); allowed: a file that santa-hw budget wrote") from error
     if not isinstance(document, dict):
         raise ValueError(f"{path} holds no JSON object; allowed: a file that santa-hw budget wrote")
+    for name, kind in types.items():
+        if name not in document:
+            raise ValueError(f"{path} has no field {name}; allowed: a file that santa-hw budget wrote")
+        if not isinstance(document[name], kind):
+            raise ValueError(f"{path}: {name} = {document[name]!r}: a value of type {kind.__name__} is allowed")
     return document
 
 

@@ -114,7 +114,7 @@ class OpenReward:
         """Everything that decides a reward but schedule and seed, as JSON values."""
         row = sweep.identify(self.setting, sweep.Point(self.source.method, None, None, 0), None)
         design = self.source.schedule([1]).designs[0].to_dict() if self.calibration is not None else None
-        calibration = None if self.calibration is None else self.calibration.text_sha256
+        calibration = None if self.calibration is None else self.calibration.sha256
         identity = {name: row[name] for name in sweep.IDENTITY if name not in ("samples", "schedule", "seed")}
         return identity | {"design": design, "calibration_sha256": calibration}
 

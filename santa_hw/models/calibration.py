@@ -66,6 +66,14 @@ class Calibration:
     span_lengths: NDArray[np.int64]
     span_hashes: NDArray[np.uint64]
 
+    @property
+    def sha256(self) -> str:
+        """Of the text and of the magnitudes: calibrations with the same one give the same results on the same model."""
+        digest = hashlib.sha256(self.text_sha256.encode())
+        for maxima in (self.k_max, self.v_max):
+            digest.update(np.ascontiguousarray(maxima, dtype="<f8").tobytes())
+        return digest.hexdigest()
+
     def exponents(self, design: DesignLike) -> list[Exponents]:
         """The exponents that each layer's design asks for: one a channel or one a KV head (contract 3.1)."""
         return [self._layer(index, design.layer(index)) for index in range(len(self.k_max))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,15 +27,31 @@ class Row(NamedTuple):
     mass: int
 
 
-def rows(design: Design, count: int, generator: np.random.Generator) -> list[Row]:
-    """`count` rows through the golden model's weight stage."""
-    return [
-        _row(design, SHAPES[(i + i // len(SHAPES)) % len(SHAPES)], n, generator)
-        for i, n in enumerate(row_lengths(design, count))
-    ]
+def rows(design: Design, count: int, generator: np.random.Generator) -> Iterator[Row]:
+    """`count` rows through the golden model's weight stage, made as they are taken.
+
+    What the caller draws from `generator` in between is what it would draw after all of them.
+    """
+    own = copy.deepcopy(generator)
+    for _ in _drawn(design, count, generator):
+        pass
+    for shape, scores, visible in _drawn(design, count, own):
+        found = weights_of(design, scores, visible)
+        maximum = int((scores[visible] >> design.score_frac).max()) if visible.any() else 0
+        yield Row(f"{shape}, {scores.size} keys", scores, visible, maximum, found.weights, found.mass)
 
 
-def _row(design: Design, shape: str, n: int, generator: np.random.Generator) -> Row:
+def _drawn(
+    design: Design, count: int, generator: np.random.Generator
+) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.bool_]]]:
+    for i, n in enumerate(row_lengths(design, count)):
+        shape = SHAPES[(i + i // len(SHAPES)) % len(SHAPES)]
+        yield shape, *_scores(design, shape, n, generator)
+
+
+def _scores(
+    design: Design, shape: str, n: int, generator: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     low, high = design.score_limits
     scores = generator.integers(low, high + 1, size=n)
     visible = np.ones(n, dtype=np.bool_)
@@ -51,6 +69,4 @@ def _row(design: Design, shape: str, n: int, generator: np.random.Generator) -> 
         scores = high - generator.integers(0, spread + 1, size=n)
     elif shape == "extreme":
         scores = generator.choice([low, high, 0, -1], size=n)
-    found = weights_of(design, scores, visible)
-    maximum = int((scores[visible] >> design.score_frac).max()) if visible.any() else 0
-    return Row(f"{shape}, {n} keys", scores, visible, maximum, found.weights, found.mass)
+    return scores, visible

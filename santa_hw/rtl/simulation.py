@@ -8,9 +8,11 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -154,12 +156,14 @@ def cosimulate(
     if isinstance(vectors, int):
         if vectors < 1:
             raise ValueError(f"vectors = {vectors}: 1 or more is allowed")
-        vectors = block.vectors(design, vectors, np.random.default_rng(seed))
+        count, source = vectors, iter(block.vectors(design, vectors, np.random.default_rng(seed)))
+    else:
+        count, source = len(vectors), iter(vectors)
     top = top or block.name
     built = _build(block, design, simulator, values, dut, top, waves=False)
     compared, cycles, mismatch, waveform = 0, 0, None, None
-    for start in range(0, len(vectors), PART):
-        part = vectors[start : start + PART]
+    for start in range(0, count, PART):
+        part = list(itertools.islice(source, PART))
         work = _work(block, design, part, seed + start, pattern)
         found, _ = _run(block, simulator, built, top, work, waves=False)
         if found["missing"]:
@@ -180,7 +184,7 @@ def cosimulate(
         parameters=values,
         pattern=pattern,
         seed=seed,
-        vectors=len(vectors),
+        vectors=count,
         values=compared,
         cycles=cycles,
         mismatch=mismatch,
@@ -277,7 +281,7 @@ def _build(
     files = sources(block, dut)
     text = package(design)
     how = [simulator, _versions(simulator), ARGUMENTS[simulator], OPTIMISATION]
-    what = [text, dict(parameters), top, waves, *(f.read_text("utf-8", "surrogateescape") for f in files)]
+    what = [text, dict(parameters), top, waves, *map(_read, files), *map(_read, _included(files))]
     key = hashlib.sha256(json.dumps([*how, *what]).encode()).hexdigest()[:20]
 
     def compile_block(folder: Path) -> None:
@@ -286,6 +290,24 @@ def _build(
 
     runs = top if simulator == "verilator" else "sim.vvp"
     return _once(cache() / f"{block.name}-{simulator}-{key}", compile_block, runs)
+
+
+def _read(file: Path) -> str:
+    return file.read_text("utf-8", "surrogateescape")
+
+
+def _included(files: Sequence[Path]) -> list[Path]:
+    """What files name by an absolute path, in a string or angle brackets, and what that names in turn.
+
+    Simulators find no other included files: they run in the build's folder.
+    """
+    found: dict[Path, None] = {}
+    left = list(files)
+    while left:
+        named = dict.fromkeys(map(Path, filter(os.path.isfile, re.findall(r'["<](/[^">\n]+)', _read(left.pop())))))
+        left += [path for path in named if path not in found]
+        found |= named
+    return list(found)
 
 
 @functools.cache
@@ -302,7 +324,8 @@ def _once(folder: Path, make: Callable[[Path], None], *files: str) -> Path:
     built = folder / "built"
 
     def is_whole() -> bool:
-        return built.exists() and built.read_text("utf-8") == _digest(folder, files)
+        there = all((folder / name).exists() for name in ("built", *files))
+        return there and built.read_text("utf-8") == _digest(folder, files)
 
     if is_whole():  # without the lock: a cache that is there need not be writable
         return folder
@@ -334,7 +357,8 @@ def _header() -> Path | None:
     """Verilator's headers as one that is compiled once: they are most of what a small model's compiler reads.
 
     Included first, it is used as compiled if the compiler and its flags are the same, and read otherwise. None where
-    Verilator does not say where they are: what is wrong with it, the model's build will tell.
+    Verilator does not say where they are (what is wrong with it, the model's build will tell), and where it does not
+    compile: slower, no more, and the next build tries again.
     """
     root = subprocess.run(["verilator", "--getenv", "VERILATOR_ROOT"], capture_output=True, text=True).stdout.strip()
     headers = Path(root) / "include" / "verilated.h"
@@ -347,12 +371,13 @@ def _header() -> Path | None:
         without = ("COVERAGE", "SC", "TIMING", "TRACE", "TRACE_FST", "TRACE_VCD", "TRACE_SAIF")
         settings = [f"VERILATOR_ROOT={root}", "OBJCACHE=", *(f"VM_{name}=0" for name in without)]
         command = ["make", "-C", str(folder), "-f", f"{root}/include/verilated.mk", *settings, "model.h.fast.gch"]
-        if subprocess.run(command, capture_output=True).returncode == 0:  # else no precompiled header: slower, no more
+        if subprocess.run(command, capture_output=True).returncode == 0:
             (folder / "model.h.fast.gch").rename(folder / "model.h.gch")
             (folder / "model.h.gch.sum").write_text(key, encoding="ascii")
 
     key = hashlib.sha256(f"{root} {version}".encode()).hexdigest()[:20]
-    return _once(cache() / f"header-verilator-{key}", precompile, "model.h", "model.h.gch") / "model.h"
+    made = _once(cache() / f"header-verilator-{key}", precompile, "model.h", "model.h.gch")
+    return made / "model.h" if (made / "model.h.gch").exists() else None
 
 
 def _compile(

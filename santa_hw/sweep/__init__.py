@@ -261,7 +261,7 @@ def identify(setting: Setting, point: Point, calibration: Calibration | None) ->
         "teams": None if point.teams is None else point.teams.to_dict(),
         "seed": point.seed,
         **vars(setting),
-        "calibration_sha256": calibration.text_sha256 if uses and calibration is not None else None,
+        "calibration_sha256": calibration.sha256 if uses and calibration is not None else None,
         "version": __version__,
     }
 

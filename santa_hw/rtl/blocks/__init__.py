@@ -8,7 +8,8 @@ stream without ready: whoever listens takes every beat.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,7 +63,7 @@ class Block:
     streams : function
         Design -> (input streams, output streams).
     vectors : function
-        (design, count, generator) -> list of `count` vectors.
+        (design, count, generator) -> `count` vectors, drawn as they are taken.
     check : function
         Raises ValueError if the block does not build the design.
     needs : tuple of str
@@ -75,7 +76,7 @@ class Block:
 
     name: str
     streams: Callable[[Design], tuple[tuple[Stream, ...], tuple[Stream, ...]]]
-    vectors: Callable[[Design, int, np.random.Generator], list[Vector]]
+    vectors: Callable[[Design, int, np.random.Generator], Iterator[Vector]]
     check: Callable[[Design], None] = lambda design: None
     needs: tuple[str, ...] = ()
     parameters: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
@@ -105,12 +106,12 @@ def load(name: str) -> Block:
     return block
 
 
-def row_lengths(design: Design, count: int) -> list[int]:
+def row_lengths(design: Design, count: int) -> Iterator[int]:
     """`count` row lengths: those of ``LENGTHS`` that the design allows, its own `max_keys`, and round again."""
     allowed = [n for n in LENGTHS if n <= design.max_keys]
     if design.max_keys <= max(LENGTHS):
         allowed.append(design.max_keys)
-    return [allowed[i % len(allowed)] for i in range(count)]
+    return itertools.islice(itertools.cycle(allowed), count)
 
 
 def at_most(name: str, value: int, limit: int, block: str) -> None:

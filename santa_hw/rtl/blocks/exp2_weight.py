@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from santa_hw.design import Design
@@ -19,12 +21,10 @@ def _streams(design: Design) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     return (Stream("score", score),), (Stream("weight", (Field("weight", design.W),)),)
 
 
-def _vectors(design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
-    made = []
+def _vectors(design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
     for row in rows(design, count, generator):
         beats = [(int(s), row.maximum, int(seen)) for s, seen in zip(row.scores, row.visible, strict=True)]
-        made.append(Vector(row.name, {"score": beats}, {"weight": [(int(w),) for w in row.weights]}))
-    return made
+        yield Vector(row.name, {"score": beats}, {"weight": [(int(w),) for w in row.weights]})
 
 
 def _check(design: Design) -> None:

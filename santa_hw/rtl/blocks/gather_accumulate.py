@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -62,10 +62,9 @@ def _streams(lanes: int | None, design: Design) -> tuple[tuple[Stream, ...], tup
     )
 
 
-def _vectors(lanes: int | None, design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+def _vectors(lanes: int | None, design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
     """Steps of all lengths: S spread over the rows, one row holding all S, rows at the limits, rows of count 0."""
     lanes, limit = lanes_of(lanes, design), (1 << (design.v_bits - 1)) - 1
-    found = []
     for i, n in enumerate(row_lengths(design, count)):
         counts = generator.multinomial(design.samples, generator.dirichlet(np.full(n, 0.2))) if n else np.zeros(0, int)
         if n and i % 5 == 3:
@@ -73,8 +72,7 @@ def _vectors(lanes: int | None, design: Design, count: int, generator: np.random
         rows = generator.integers(-limit, limit, size=(n, design.head_dim), endpoint=True)
         if i % 4 == 2:  # the largest sums of both signs
             rows[:] = np.where(generator.random(design.head_dim) < 0.5, -limit, limit)
-        found.append(vector(design, lanes, counts, rows))
-    return found
+        yield vector(design, lanes, counts, rows)
 
 
 BLOCK = block()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -62,19 +63,17 @@ def _streams(lanes: int | None, design: Design) -> tuple[tuple[Stream, ...], tup
     )
 
 
-def _vectors(lanes: int | None, design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+def _vectors(lanes: int | None, design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
     """Steps of all lengths but 0: random codes, and the largest sums of both signs."""
     lanes = lanes_of(lanes, design)
     q_limit, k_limit = (1 << (design.q_bits - 1)) - 1, (1 << (design.k_bits - 1)) - 1
-    found = []
     for i, n in enumerate(row_lengths(design, count)):
         query = generator.integers(-q_limit, q_limit, size=design.head_dim, endpoint=True, dtype=np.int32)
         keys = generator.integers(-k_limit, k_limit, size=(max(1, n), design.head_dim), endpoint=True, dtype=np.int32)
         if i % 4 == 1:
             query[:] = np.where(generator.random(design.head_dim) < 0.5, -q_limit, q_limit)
             keys[0], keys[-1] = np.sign(query) * k_limit, -np.sign(query) * k_limit
-        found.append(vector(design, lanes, query, keys))
-    return found
+        yield vector(design, lanes, query, keys)
 
 
 BLOCK = block()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from santa_hw.design import Design
@@ -24,22 +26,18 @@ def _streams(design: Design) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     return inputs, outputs
 
 
-def _vectors(design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
-    made = []
+def _vectors(design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
     for row in rows(design, count, generator):
         integers = (row.scores >> design.score_frac).tolist()
-        made.append(
-            Vector(
-                row.name,
-                {
-                    "row": [(row.scores.size,)],
-                    "score": [(i, int(seen)) for i, seen in zip(integers, row.visible, strict=True)],
-                    "weight": [(int(w),) for w in row.weights],
-                },
-                {"maximum": [(row.maximum, int(not row.visible.any()))], "mass": [(row.mass,)]},
-            )
+        yield Vector(
+            row.name,
+            {
+                "row": [(row.scores.size,)],
+                "score": [(i, int(seen)) for i, seen in zip(integers, row.visible, strict=True)],
+                "weight": [(int(w),) for w in row.weights],
+            },
+            {"maximum": [(row.maximum, int(not row.visible.any()))], "mass": [(row.mass,)]},
         )
-    return made
 
 
 BLOCK = Block("mass", _streams, _vectors)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from santa_hw.datapath.counts import scaled_offset
@@ -17,19 +19,19 @@ def _streams(design: Design) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     )
 
 
-def _vectors(design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+def _vectors(design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
     bits, mass_max = design.rng_bits, design.max_keys * ((1 << design.W) - 1)
     ones = (1 << bits) - 1
     # Word all ones and zero, mass at its limits, then masses of every magnitude.
-    cases = [(ones, mass_max), (0, mass_max), (ones, 1), (ones, 0), (ones >> 1, mass_max)]
-    while len(cases) < count:
-        shift = int(generator.integers(0, mass_max.bit_length()))
-        cases.append((int(generator.integers(0, ones + 1)), int(generator.integers(0, mass_max + 1)) >> shift))
-    made = []
-    for i, (word, mass) in enumerate(cases[:count]):
+    limits = [(ones, mass_max), (0, mass_max), (ones, 1), (ones, 0), (ones >> 1, mass_max)]
+    for i in range(count):
+        if i < len(limits):
+            word, mass = limits[i]
+        else:
+            shift = int(generator.integers(0, mass_max.bit_length()))
+            word, mass = int(generator.integers(0, ones + 1)), int(generator.integers(0, mass_max + 1)) >> shift
         found = int(scaled_offset(word, mass, bits))
-        made.append(Vector(f"offset {i}", {"scale": [(word, mass)]}, {"offset": [(found,)]}))
-    return made
+        yield Vector(f"offset {i}", {"scale": [(word, mass)]}, {"offset": [(found,)]})
 
 
 BLOCK = Block("offset_scale", _streams, _vectors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -54,11 +54,11 @@ def captured(capture: Capture) -> Block:
     )
 
 
-def _captured_vectors(capture: Capture, design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+def _captured_vectors(capture: Capture, design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
     if design != capture.design:
         raise ValueError(f"design {design}: that of the capture, {capture.design}, is allowed")
     lanes = lanes_of(None, design)
-    return [decode_vector(design, lanes, step.codes, step.draw, name=step.name) for step in capture.spread(count)]
+    return (decode_vector(design, lanes, step.codes, step.draw, name=step.name) for step in capture.spread(count))
 
 
 def decode_vector(
@@ -215,10 +215,11 @@ def _streams(lanes: int | None, group: int, design: Design) -> tuple[tuple[Strea
     return inputs, outputs
 
 
-def _vectors(lanes: int | None, group: int, design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+def _vectors(
+    lanes: int | None, group: int, design: Design, count: int, generator: np.random.Generator
+) -> Iterator[Vector]:
     """Steps of all lengths and kinds (see ``KINDS``), from codes and words' identities drawn at random."""
     lanes = lanes_of(lanes, design)
-    found = []
     for i, n in enumerate(row_lengths(design, count)):
         kind = KINDS[(i + i // len(KINDS)) % len(KINDS)]
         codes, mask = operands(design, group, n, kind, generator)
@@ -226,8 +227,7 @@ def _vectors(lanes: int | None, group: int, design: Design, count: int, generato
             seed=int(generator.integers(1 << 32)), layer=0, sequence=generator.integers(1 << 20, size=1),
             position=np.array([[max(0, n - 1)]]),
         )  # fmt: skip
-        found.append(decode_vector(design, lanes, codes, draw, mask=mask, name=f"{kind}, {n} keys"))
-    return found
+        yield decode_vector(design, lanes, codes, draw, mask=mask, name=f"{kind}, {n} keys")
 
 
 def operands(

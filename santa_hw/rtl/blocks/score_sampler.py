@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from santa_hw.datapath.counts import scaled_offset
@@ -47,14 +49,12 @@ def _streams(design: Design) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     return inputs, outputs
 
 
-def _vectors(design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+def _vectors(design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
     """Rows of all lengths and shapes; words all ones, zero and at random."""
     ones = (1 << design.rng_bits) - 1
-    made = []
     for i, row in enumerate(rows(design, count, generator)):
         word = (ones, 0)[i % 4] if i % 4 < 2 else int(generator.integers(0, ones + 1))
-        made.append(_vector(design, row, word))
-    return made
+        yield _vector(design, row, word)
 
 
 def _vector(design: Design, row: Row, word: int) -> Vector:

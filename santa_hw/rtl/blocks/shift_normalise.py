@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -63,7 +64,7 @@ def _streams(
 
 def _vectors(
     lanes: int | None, widths: tuple[int, int] | None, design: Design, count: int, generator: np.random.Generator
-) -> list[Vector]:
+) -> Iterator[Vector]:
     """Packets of all lengths; codes of all magnitudes and the extremes, shifts about the words' widths and far off."""
     in_bits, out_bits = _widths(design, widths)
     lanes = lanes_of(lanes, design)
@@ -71,7 +72,6 @@ def _vectors(
     extremes = np.array([low, low + 1, -1, 0, 1, high - 1, high])
     far = 1 << (SHIFT_BITS - 1)
     edges = np.array([-far, -out_bits, 1 - out_bits, -1, 0, 1, in_bits - 1, in_bits, in_bits + 1, far - 1])
-    found = []
     for n in row_lengths(design, count):
         shape = (n, lanes)
         codes = generator.integers(low, high, size=shape, endpoint=True) >> generator.integers(in_bits, size=shape)
@@ -86,8 +86,7 @@ def _vectors(
             last = int(beat == n - 1)
             inputs.append((pack(codes[beat], in_bits), pack(shifts[beat], SHIFT_BITS), last))
             outputs.append((pack((y for y, _ in pairs), out_bits), pack((c for _, c in pairs), 1), last))
-        found.append(Vector(f"{n} beats", {"in": inputs}, {"out": outputs}))
-    return found
+        yield Vector(f"{n} beats", {"in": inputs}, {"out": outputs})
 
 
 BLOCK = block()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -70,16 +71,14 @@ def _streams(lanes: int | None, design: Design) -> tuple[tuple[Stream, ...], tup
     )
 
 
-def _vectors(lanes: int | None, design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+def _vectors(lanes: int | None, design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
     """Rows of all lengths and shapes; values at random, and at their limits."""
     lanes, limit = lanes_of(lanes, design), (1 << (design.v_bits - 1)) - 1
-    found = []
     for i, row in enumerate(rows(design, count, generator)):
         values = generator.integers(-limit, limit, size=(row.scores.size, design.head_dim), endpoint=True)
         if i % 4 == 2:
             values[:] = np.where(generator.random(design.head_dim) < 0.5, -limit, limit)
-        found.append(vector(design, lanes, row, values))
-    return found
+        yield vector(design, lanes, row, values)
 
 
 BLOCK = block()

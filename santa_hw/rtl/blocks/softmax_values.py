@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -69,10 +70,9 @@ def _streams(lanes: int | None, design: Design) -> tuple[tuple[Stream, ...], tup
     )
 
 
-def _vectors(lanes: int | None, design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+def _vectors(lanes: int | None, design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
     """Steps of all lengths: weights of all magnitudes, all equal, all at the top, all zero; values at the limits."""
     lanes, limit, top = lanes_of(lanes, design), (1 << (design.v_bits - 1)) - 1, (1 << design.W) - 1
-    found = []
     for i, n in enumerate(row_lengths(design, count)):
         weights = generator.integers(0, top, size=n, endpoint=True) >> generator.integers(design.W, size=n)
         rows = generator.integers(-limit, limit, size=(n, design.head_dim), endpoint=True)
@@ -82,8 +82,7 @@ def _vectors(lanes: int | None, design: Design, count: int, generator: np.random
             weights[:] = generator.choice([1, top])
         if i % 16 == 5:
             weights[:] = 0
-        found.append(vector(design, lanes, weights, rows))
-    return found
+        yield vector(design, lanes, weights, rows)
 
 
 BLOCK = block()

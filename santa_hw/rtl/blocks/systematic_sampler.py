@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from santa_hw.datapath.counts import draw_systematic, scaled_offset
@@ -26,13 +28,11 @@ def drawn_beats(design: Design, weights: np.ndarray, mass: int, first: int) -> l
     return beats or [(0, 0, 1)]
 
 
-def _vectors(design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+def _vectors(design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
     ones = (1 << design.rng_bits) - 1
-    made = []
     for i, row in enumerate(rows(design, count, generator)):
         word = (ones, 0)[i % 4] if i % 4 < 2 else int(generator.integers(0, ones + 1))
-        made.append(_vector(design, row, word))
-    return made
+        yield _vector(design, row, word)
 
 
 def _vector(design: Design, row: Row, word: int) -> Vector:

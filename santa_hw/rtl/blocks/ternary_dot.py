@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -77,11 +78,10 @@ def _streams(lanes: int | None, design: Design) -> tuple[tuple[Stream, ...], tup
     )
 
 
-def _vectors(lanes: int | None, design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+def _vectors(lanes: int | None, design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
     """Steps of all lengths but 0: random counts and keys, the largest sums of both signs, an all-zero query."""
     lanes, budget = lanes_of(lanes, design), design.ternary_samples
     limit = (1 << (design.k_bits - 1)) - 1
-    found = []
     for i, n in enumerate(row_lengths(design, count)):
         counts = generator.integers(-budget, budget, size=design.head_dim, endpoint=True, dtype=np.int32)
         keys = generator.integers(-limit, limit, size=(max(1, n), design.head_dim), endpoint=True, dtype=np.int32)
@@ -90,8 +90,7 @@ def _vectors(lanes: int | None, design: Design, count: int, generator: np.random
             keys[0], keys[-1] = np.sign(counts) * limit, -np.sign(counts) * limit
         if i % 8 == 6:
             counts[:] = 0
-        found.append(vector(design, lanes, counts, keys))
-    return found
+        yield vector(design, lanes, counts, keys)
 
 
 BLOCK = block()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from santa_hw.datapath.scores import ternary_counts
@@ -20,10 +22,9 @@ def _check(design: Design) -> None:
     design.replace(scores="ternary", ternary_block=None)  # the design's own limits of a ternary query
 
 
-def _vectors(design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
+def _vectors(design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
     """Queries: random ones, codes at the limits, all zero; words at random, all ones, all zero."""
     limit, top = (1 << (design.q_bits - 1)) - 1, (1 << design.rng_bits) - 1
-    found = []
     for i in range(count):
         codes = generator.integers(-limit, limit, size=design.head_dim, endpoint=True, dtype=np.int32)
         shape = (design.head_dim, design.ternary_samples) if design.ternary_draw == "iid" else (design.head_dim,)
@@ -37,14 +38,11 @@ def _vectors(design: Design, count: int, generator: np.random.Generator) -> list
         if i % 8 == 7:
             codes[:] = 0
         counts = ternary_counts(design, codes, words)
-        found.append(
-            Vector(
-                f"query {i}",
-                {"query": [(int(q),) for q in codes], "word": [(int(r),) for r in words.ravel()]},
-                {"count": [(int(c),) for c in counts]},
-            )
+        yield Vector(
+            f"query {i}",
+            {"query": [(int(q),) for q in codes], "word": [(int(r),) for r in words.ravel()]},
+            {"count": [(int(c),) for c in counts]},
         )
-    return found
 
 
 BLOCK = Block("ternary_query", _streams, _vectors, _check)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from santa_hw.design import Design
@@ -25,13 +27,10 @@ def _streams(design: Design) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     )
 
 
-def _vectors(design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
-    drawn = generator.integers(0, 1 << 32, size=(count, 4)).tolist()
-    inputs = [*_KNOWN, *map(tuple, drawn)][:count]
-    return [
-        Vector(f"request {i}", {"request": [x]}, {"words": [tuple(int(w) for w in threefry2x32(*x))]})
-        for i, x in enumerate(inputs)
-    ]
+def _vectors(design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
+    for i in range(count):
+        x = _KNOWN[i] if i < len(_KNOWN) else tuple(generator.integers(0, 1 << 32, size=4).tolist())
+        yield Vector(f"request {i}", {"request": [x]}, {"words": [tuple(int(w) for w in threefry2x32(*x))]})
 
 
 BLOCK = Block("threefry2x32", _streams, _vectors)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from santa_hw.datapath.values import select_top_k
@@ -44,8 +46,8 @@ def _streams(design: Design) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     )
 
 
-def _vectors(design: Design, count: int, generator: np.random.Generator) -> list[Vector]:
-    return [vector(design, row) for row in rows(design, count, generator)]
+def _vectors(design: Design, count: int, generator: np.random.Generator) -> Iterator[Vector]:
+    return (vector(design, row) for row in rows(design, count, generator))
 
 
 def _check(design: Design) -> None:
