@@ -1,7 +1,7 @@
 // The kernels of `sys` and `fixed`, and their launch.
 //
-// Two launches: the score pass, and one block a query head that gathers. That one is started early, through programmatic
-// dependent launch, and waits for its own scores only.
+// Two launches: the score pass, and the gather, a block or a cluster a query head. The gather starts early, through
+// programmatic dependent launch, beside the score pass; its blocks wait for their own scores only.
 #pragma once
 
 #include <algorithm>
@@ -73,8 +73,9 @@ __global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Sche
         if (threadIdx.x == 0) {
             barrier_init(&shared.parts_full, 1);
             barrier_init_fence();
-            expect_bytes(&shared.parts_full, split * int(sizeof(shared.parts[0])));
         }
+        __syncthreads(); // compute-sanitizer asks for it
+        if (threadIdx.x == 0) expect_bytes(&shared.parts_full, split * int(sizeof(shared.parts[0])));
         __syncwarp();
         cluster_arrive(false);
     }

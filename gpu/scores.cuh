@@ -1,5 +1,5 @@
-// Scores: one warp brings keys into a ring of stages, eight turn them into dot products. And the score pass of two
-// launches, which turns these into weights and tile statistics in the scratch.
+// The score pass: one warp of a block brings keys into a ring of stages, others turn them into dot products, and these
+// into weights and tile statistics in the scratch. One more tells the gather.
 #pragma once
 
 #include "arguments.cuh"
@@ -32,15 +32,15 @@ __host__ __device__ inline int product_bytes(int group) {
     return (group + 3) / 4 * 4 * kProductStride * int(sizeof(int));
 }
 
-// Arrivals that give a stage back: one a warp, behind a barrier of the warp. compute-sanitizer's racecheck cannot
-// follow that: built for it, every lane arrives.
+// A warp gives a stage back by one arrival, behind a barrier of the warp, and leaves mail for another in shared memory.
+// compute-sanitizer's racecheck can follow neither: built for it, every lane arrives, and warps tell for themselves.
 #ifdef SANTA_RACECHECK
 constexpr bool kRacecheck = true;
 #else
 constexpr bool kRacecheck = false;
 #endif
 
-// Of every kernel that scores: the ring's barriers and the table, before anything else.
+// The ring's barriers, the mail and the table, before anything else.
 template <class Scheme>
 __device__ inline ScoreShared<Scheme>& score_setup(const Work& work, char* stages) {
     const Plan& p = work.p;
