@@ -76,7 +76,7 @@ struct Work {
     Plan p;
 
     __device__ Control* control() const { return static_cast<Control*>(a.workspace); }
-    // Units whose scores of a query head are written, a warp's each. Counters lie lines apart: atomics of neighbours would queue.
+    // Units whose scores of a query head are written, a warp's each. Lines apart: atomics of neighbours would queue.
     __device__ uint32_t* finished(int64_t row) const { return at<uint32_t>(p.counters_at + row * kLineBytes); }
     // First of a query head's per-tile statistics, and of its 16-bit scores or weights, in the scratch.
     template <typename Stat>

@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Sche
     SANTA_DYNAMIC_SHARED(dynamic);
     launch_dependents();
     auto& shared = *reinterpret_cast<GatherShared<Scheme, Warps>*>(dynamic);
-    const int split = work.p.split, head = blockIdx.x / unsigned(split), rank = blockIdx.x - head * split, b = blockIdx.y;
+    const int split = work.p.split, head = blockIdx.x / unsigned(split), rank = blockIdx.x - head * split;
+    const int b = blockIdx.y;
     if (split > 1) {
         if (threadIdx.x == 0) {
             barrier_init(&shared.parts_full, 1);

@@ -27,7 +27,7 @@ struct Shape {
     static constexpr int kParts = Heads == 8 && kRowBytes % 128 == 0 ? 2 : 1;
     static constexpr int kChunks = (kUnits + 4 * kParts - 1) / (4 * kParts); // units a lane takes of a row's part
     static constexpr bool kRagged = kUnits % (4 * kParts) != 0;
-    // Warps of a block that score, one KV head each, or several warps a head: int8 has work for more, where the registers
+    // Warps of a block that score, one KV head each, or several warps a head: int8 has work for more, where registers
     // suffice.
     static constexpr int kWarps = kInteger && Heads == 8 && !kRagged && D <= 128 ? 16 : 8;
     static constexpr int kThreads = (kWarps + 2) * 32; // one more brings the keys, and one tells what is done

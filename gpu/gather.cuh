@@ -238,7 +238,8 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
 
     // Masses of the tiles, sums by thread and warp.
     const auto mass_of = [&](int t, Stat stat) {
-        return Scheme::mass(work, table, stat, top, stash + (int64_t(t) << shift), min(1 << shift, length - (t << shift)));
+        const int visible = min(1 << shift, length - (t << shift));
+        return Scheme::mass(work, table, stat, top, stash + (int64_t(t) << shift), visible);
     };
     uint64_t mass = 0;
 #pragma unroll 2
@@ -365,8 +366,8 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
             write_output<S>(a, row, kv, i, x, inverse);
         }
     }
-    // Nobody reads the head's scores or weights any more: the L2 need not write them to memory. Of a single sequence that
-    // would cost more than it saves.
+    // Nobody reads the head's scores or weights any more: the L2 need not write them to memory. Of a single sequence
+    // that would cost more than it saves.
     if (a.keep || a.batch == 1) return;
     constexpr int kLineTokens = kLineBytes / int(sizeof(*stash));
     for (int n = thread * kLineTokens; n < length; n += kThreads * kLineTokens) discard_line(stash + n);

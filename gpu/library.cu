@@ -96,9 +96,9 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
 
     // A block of the gather must fit beside those of the scores, to be there when these end.
     constexpr int kReserved = 1024; // shared memory the system takes of each block
-    const int beside = compiled.score_warps * product_bytes(p.group) + compiled.sizes.score, gather = p.gather_shared + kReserved;
-    const int room = std::min(device.block_shared,
-                              device.multiprocessor_shared - gather - kReserved) - beside;
+    const int beside = compiled.score_warps * product_bytes(p.group) + compiled.sizes.score;
+    const int left = device.multiprocessor_shared - p.gather_shared - 2 * kReserved;
+    const int room = std::min(device.block_shared, left) - beside;
     p.stages = std::min(room / p.stage_bytes, kMaxStages);
     if (p.stages < 1) return kSharedMemory;
     p.score_shared = p.stages * p.stage_bytes + beside;

@@ -162,8 +162,8 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
     Unit unit;
     Stage stage;
     // Lengths are read while the kernel ahead drains. They may still change, and are read again: until then what they
-    // say is a hint. By the hint one stage is filled, so that no key waits for the lengths. Pages do: beyond a row's length
-    // the page table need not hold page numbers. So do more sequences than the schedule compares.
+    // say is a hint. By the hint one stage is filled, so that no key waits for the lengths. Pages do: beyond a row's
+    // length the page table need not hold page numbers. So do more sequences than the schedule compares.
     enum { kNothing, kHint, kLengths } known = kNothing;
     const int by_hint = kBulkCopy && work.a.k.pages == nullptr && work.a.batch <= 32 ? 1 : 0;
     int now = 0;
@@ -198,7 +198,9 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
             }
         }
         const int first = unit.first_token + lane * p.tiles_per_unit * p.tile + step * kStepTokens;
-        if (step == 0 && lane == 0 && number >= p.grid && total > 2 * p.grid) taken = atomicAdd(&work.control()->taken, 1u);
+        if (step == 0 && lane == 0 && number >= p.grid && total > 2 * p.grid) {
+            taken = atomicAdd(&work.control()->taken, 1u);
+        }
         fill(work, shared, stages, stage, unit, first, lane < p.lanes ? step_rows(unit, first) : 0, step == 0);
         if (unit.b < 0) return;
         stage.next(p.stages);
@@ -285,6 +287,12 @@ __device__ inline typename S::Sum* warp_products(const Plan& p, char* stages) {
                                               threadIdx.x / 32 * product_bytes(p.group));
 }
 
+// What the L2 is to keep of scores and weights: all, but for int8, where that costs more than it saves.
+template <class S>
+__device__ inline uint64_t stash_policy() {
+    return S::kInteger ? evict_normal() : evict_last();
+}
+
 // Weights or scores and statistics of a tile, from its dot products to the scratch.
 template <class Scheme, bool SharedTable>
 __device__ inline void finish_tile(const Work& work, ScoreShared<Scheme>& shared,
@@ -297,7 +305,8 @@ __device__ inline void finish_tile(const Work& work, ScoreShared<Scheme>& shared
                                                                shared.table, stored);
         if (head < work.p.group) {
             if (octet * 8 < work.p.tile) {
-                store_policy(reinterpret_cast<uint4*>(stash + head * work.p.tokens + octet * 8), stored, S::kInteger ? evict_normal() : evict_last());
+                store_policy(reinterpret_cast<uint4*>(stash + head * work.p.tokens + octet * 8), stored,
+                             stash_policy<S>());
             }
             if (octet == 0) shared.stats[warp][head][t] = stat;
         }
@@ -364,7 +373,8 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
         row = row_of(unit);
         if (row != before) begin(row);
         // Of the unit's first run, the longest, and of this warp's.
-        const int tokens = unit.length - unit.first_token, run_token = unit.first_token + run * p.tiles_per_unit * p.tile;
+        const int tokens = unit.length - unit.first_token;
+        const int run_token = unit.first_token + run * p.tiles_per_unit * p.tile;
         const int stride = chunk_heads(work, unit.chunk) * S::kRowBytes;
         const char* keys = stages + (run * kStepTokens * p.chunk + chunk_head) * S::kRowBytes;
         int tiles = 0;

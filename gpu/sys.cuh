@@ -1,6 +1,6 @@
 // `sys`: floating-point scores; weights are integers, at most 65535, relative to the power of two at or above the
-// tile's largest score. So a mass relative to another power of two is a shift away, masses and prefix sums are exact, and
-// the same whoever computes them.
+// tile's largest score. So a mass relative to another power of two is a shift away, masses and prefix sums are exact,
+// and the same whoever computes them.
 //
 // The offset and the tiles' shares of the samples follow numeric contract 3.5 and 3.6 on masses relative to the power of
 // two at or above the row's largest score: the counts sum to S always.
