@@ -156,8 +156,8 @@ __device__ inline uint64_t divide_samples(uint64_t x, uint32_t samples) {
 // Which token of a tile has position `x` of the tile's `share` of the row's mass: a team's answer. A lane has
 // `lane_tokens` stored weights or scores, of which the first `visible` count; Sum holds the tile's mass.
 template <class Scheme, typename Sum>
-__device__ inline int find_token(const Work& work, const uint32_t* table, uint4 stored, int lane_tokens, int visible,
-                                 int top, uint64_t x, uint64_t share) {
+__device__ inline int find_token_by(const Work& work, const uint32_t* table, uint4 stored, int lane_tokens, int visible,
+                                    int top, uint64_t x, uint64_t share) {
     const uint32_t words[4] = {stored.x, stored.y, stored.z, stored.w};
     uint32_t weights[8];
     Sum mine = 0;
@@ -179,6 +179,15 @@ __device__ inline int find_token(const Work& work, const uint32_t* table, uint4 
     return passed;
 }
 
+template <class Scheme>
+__device__ inline int find_token(const Work& work, const uint32_t* table, uint4 stored, int lane_tokens, int visible,
+                                 int top, uint64_t x, uint64_t share) {
+    const auto find = [&](auto sum) {
+        return find_token_by<Scheme, decltype(sum)>(work, table, stored, lane_tokens, visible, top, x, share);
+    };
+    return Scheme::narrow(work) ? find(uint32_t(0)) : find(uint64_t(0));
+}
+
 // A team's value row, zeros if the token is below 0.
 template <class S>
 __device__ inline void load_value(const DecodeArguments& a, int b, int kv, int token,
@@ -194,35 +203,166 @@ __device__ inline void load_value(const DecodeArguments& a, int b, int kv, int t
     }
 }
 
+// A lane's weights or scores of the tile that begins at a token, from the scratch.
+__device__ inline uint4 load_stored(const uint16_t* stash, int first_token, int lane_shift) {
+    const uint16_t* weights = stash + first_token + (threadIdx.x % 8 << lane_shift);
+    uint4 stored{0, 0, 0, 0};
+    if (lane_shift == 3) {
+        stored = __ldcg(reinterpret_cast<const uint4*>(weights));
+    } else if (lane_shift == 2) {
+        const uint2 two = __ldcg(reinterpret_cast<const uint2*>(weights));
+        stored.x = two.x, stored.y = two.y;
+    } else {
+        stored.x = __ldcg(reinterpret_cast<const uint32_t*>(weights));
+    }
+    return stored;
+}
+
+// A query head's tiles, `own` neighbouring ones a thread; shared memory has their statistics, then in their place their
+// masses, if they fit.
+template <class Scheme, int Warps>
+struct HeadTiles {
+    using Stat = typename Scheme::Stat;
+    static constexpr int kThreads = Warps * 32;
+    const Work& work;
+    GatherShared<Scheme, Warps>& shared;
+    const Stat* stats;
+    const uint16_t* stash;
+    const uint32_t* table;
+    int length, count, own, first, held; // keys; tiles: all, a thread's at most, this thread's
+    bool kept;
+    int top = INT_MIN; // the largest maximum
+
+    __device__ HeadTiles(const Work& work, GatherShared<Scheme, Warps>& shared, int64_t row, int length)
+        : work(work), shared(shared), stats(work.stats<Stat>(row)), stash(work.stash(row)),
+          table((1 << work.a.score_frac) <= kTableEntries ? shared.table : work.a.table), length(length),
+          count((length + work.p.tile - 1) >> work.p.tile_shift), own((count + kThreads - 1) / kThreads),
+          first(threadIdx.x * own), held(max(0, min(own, count - first))), kept(own * kThreads <= work.p.kept) {}
+
+    // This thread's statistics, and their largest maximum.
+    __device__ void load() {
+        if (kept) {
+            for (int i = 0; i < held; ++i) copy_async(&shared.stat(i, threadIdx.x), stats + first + i);
+            copy_async_wait();
+        }
+#pragma unroll 4
+        for (int i = 0; i < held; ++i) top = max(top, Scheme::maximum(stat(i)));
+    }
+
+    // The largest of all threads.
+    __device__ void share_top() {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        top = __reduce_max_sync(~0u, top);
+        if (lane == 0) shared.warp_top[warp] = top;
+        __syncthreads();
+        top = __reduce_max_sync(~0u, shared.warp_top[lane % Warps]);
+    }
+
+    // Masses of the tiles, prefix sums by thread and warp; returns the head's.
+    __device__ uint64_t sum() {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        uint64_t mass = 0;
+#pragma unroll 2
+        for (int i = 0; i < held; ++i) {
+            const uint64_t one = mass_of(first + i, stat(i));
+            if (kept) shared.mass(i, threadIdx.x) = one;
+            mass += one;
+        }
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const uint64_t left = __shfl_up_sync(~0u, mass, step);
+            if (lane >= step) mass += left;
+        }
+        shared.upto[threadIdx.x] = mass;
+        if (lane == 31) shared.warp_mass[warp] = mass;
+        __syncthreads();
+        uint64_t total = 0;
+#pragma unroll
+        for (int w = 0; w < Warps; ++w) total += shared.warp_mass[w];
+        return total;
+    }
+
+    // Note of a sample at position x of the head's mass its tile, where in the tile's mass it is, and that: a warp, its
+    // thread, that thread's tile.
+    __device__ void find(uint64_t x, int note) const {
+        uint64_t reached = 0, before = 0;
+        int w = 0;
+#pragma unroll
+        for (int i = 0; i + 1 < Warps; ++i) {
+            reached += shared.warp_mass[i];
+            w = x >= reached ? i + 1 : w;
+            before = x >= reached ? reached : before;
+        }
+        x -= before;
+        const uint64_t* upto = shared.upto + w * 32;
+        int t = 0;
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) t += upto[t + step - 1] <= x ? step : 0;
+        if (t > 0) x -= upto[t - 1];
+        const int owner = w * 32 + t, end = min(own, count - owner * own) - 1;
+        int i = 0;
+        uint64_t one;
+        for (;; ++i) {
+            one = kept ? shared.mass(i, owner) : mass_of(owner * own + i, __ldcg(stats + owner * own + i));
+            if (x < one || i >= end) break;
+            x -= one;
+        }
+        shared.tile[note] = owner * own + i;
+        shared.inside[note] = x;
+        shared.share[note] = one;
+    }
+
+  private:
+    __device__ Stat stat(int i) const { return kept ? shared.stat(i, threadIdx.x) : __ldcg(stats + first + i); }
+
+    __device__ uint64_t mass_of(int tile, Stat stat) const {
+        const int shift = work.p.tile_shift, visible = min(1 << shift, length - (tile << shift));
+        return Scheme::mass(work, table, stat, top, stash + (int64_t(tile) << shift), visible);
+    }
+};
+
+// The warps' sums of value rows together, to the output; a cluster's blocks send theirs to the first.
+template <class Scheme, int Warps>
+__device__ inline void put_output(const Work& work, GatherShared<Scheme, Warps>& shared, int64_t row, int kv, int split,
+                                  int rank) {
+    using S = typename Scheme::Shape;
+    const float inverse = __fdividef(1.0f, float(work.a.samples));
+    for (int i = threadIdx.x; i < S::kDim; i += Warps * 32) {
+        auto x = shared.sums[0][i];
+#pragma unroll
+        for (int w = 1; w < Warps; ++w) x += shared.sums[w][i];
+        if (split > 1) {
+            uint32_t bits;
+            memcpy(&bits, &x, 4);
+            send_first(&shared.parts[rank][i], bits, &shared.parts_full);
+        } else {
+            write_output<S>(work.a, row, kv, i, x, inverse);
+        }
+    }
+    if (split == 1 || rank > 0) return;
+    barrier_wait(&shared.parts_full, 0);
+    for (int i = threadIdx.x; i < S::kDim; i += Warps * 32) {
+        auto x = shared.parts[0][i];
+        for (int r = 1; r < split; ++r) x += shared.parts[r][i];
+        write_output<S>(work.a, row, kv, i, x, inverse);
+    }
+}
+
 // Work of one query head by a block, or by the `split` blocks of a cluster, which share the samples; `word` is the
 // offset's random word.
 template <class Scheme, int Warps, int InFlight>
 __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>& shared, int b, int head, int length,
                                    int split, int rank, uint32_t word) {
     using S = typename Scheme::Shape;
-    using Stat = typename Scheme::Stat;
     constexpr int kThreads = Warps * 32, kTeams = kThreads / 8, kWindow = GatherShared<Scheme, Warps>::kWindow;
     const DecodeArguments& a = work.a;
     const Plan& p = work.p;
-    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, team = thread / 8, member = thread % 8;
-    const uint32_t* table = (1 << a.score_frac) <= kTableEntries ? shared.table : a.table;
+    const int thread = threadIdx.x, warp = thread / 32, team = thread / 8, member = thread % 8;
     const int64_t row = int64_t(b) * a.heads + head;
-    const Stat* stats = work.stats<Stat>(row);
     uint16_t* stash = work.stash(row);
-    const int shift = p.tile_shift;
 
-    // The row's maximum. A thread takes neighbouring tiles.
-    const int tiles = (length + (1 << shift) - 1) >> shift, own = (tiles + kThreads - 1) / kThreads;
-    const int first = thread * own, held = max(0, min(own, tiles - first));
-    const bool kept = own * kThreads <= p.kept;
-    if (kept) {
-        for (int i = 0; i < held; ++i) copy_async(&shared.stat(i, thread), stats + first + i);
-        copy_async_wait();
-    }
-    const auto stat_of = [&](int i) { return kept ? shared.stat(i, thread) : __ldcg(stats + first + i); };
-    int top = INT_MIN;
-#pragma unroll 4
-    for (int i = 0; i < held; ++i) top = max(top, Scheme::maximum(stat_of(i)));
+    HeadTiles<Scheme, Warps> tiles(work, shared, row, length);
+    tiles.load();
     if (a.counts) {
         int32_t* counts = a.counts + row * a.max_length;
         for (int n = rank * kThreads + thread; n < a.max_length; n += split * kThreads) counts[n] = 0;
@@ -231,35 +371,8 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
             cluster_wait();
         }
     }
-    top = __reduce_max_sync(~0u, top);
-    if (lane == 0) shared.warp_top[warp] = top;
-    __syncthreads();
-    top = __reduce_max_sync(~0u, shared.warp_top[lane % Warps]);
-
-    // Masses of the tiles, sums by thread and warp.
-    const auto mass_of = [&](int t, Stat stat) {
-        const int visible = min(1 << shift, length - (t << shift));
-        return Scheme::mass(work, table, stat, top, stash + (int64_t(t) << shift), visible);
-    };
-    uint64_t mass = 0;
-#pragma unroll 2
-    for (int i = 0; i < held; ++i) {
-        const uint64_t one = mass_of(first + i, stat_of(i));
-        if (kept) shared.mass(i, thread) = one;
-        mass += one;
-    }
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const uint64_t left = __shfl_up_sync(~0u, mass, step);
-        if (lane >= step) mass += left;
-    }
-    shared.upto[thread] = mass;
-    if (lane == 31) shared.warp_mass[warp] = mass;
-    __syncthreads();
-
-    uint64_t total = 0;
-#pragma unroll
-    for (int w = 0; w < Warps; ++w) total += shared.warp_mass[w];
+    tiles.share_top();
+    const uint64_t total = tiles.sum();
     const int bits = Scheme::word_bits(work);
     const uint64_t offset = scaled_offset(word >> (32 - bits), total, bits);
     if (thread == 0 && rank == 0) {
@@ -268,37 +381,12 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     }
     const int samples = total > 0 ? a.samples : 0, share_end = samples * (rank + 1) / split;
     ValueSums<S> sums;
-    const int kv = head / p.group, lane_shift = shift - 3, lane_tokens = 1 << lane_shift;
+    const int kv = head / p.group, shift = p.tile_shift, lane_shift = shift - 3, lane_tokens = 1 << lane_shift;
 #pragma unroll 1
     for (int window = samples * rank / split; window < share_end; window += kWindow) {
-        // A thread finds one sample's tile: the warp, its thread, that thread's tile.
+        // A thread finds one sample's tile, eight lanes its token.
         if (thread < kWindow && window + thread < share_end) {
-            uint64_t x = divide_samples(offset + uint64_t(window + thread) * total, samples);
-            uint64_t reached = 0, before = 0;
-            int w = 0;
-#pragma unroll
-            for (int i = 0; i + 1 < Warps; ++i) {
-                reached += shared.warp_mass[i];
-                w = x >= reached ? i + 1 : w;
-                before = x >= reached ? reached : before;
-            }
-            x -= before;
-            const uint64_t* upto = shared.upto + w * 32;
-            int t = 0;
-#pragma unroll
-            for (int step = 16; step > 0; step /= 2) t += upto[t + step - 1] <= x ? step : 0;
-            if (t > 0) x -= upto[t - 1];
-            const int owner = w * 32 + t, end = min(own, tiles - owner * own) - 1;
-            int i = 0;
-            uint64_t one;
-            for (;; ++i) {
-                one = kept ? shared.mass(i, owner) : mass_of(owner * own + i, __ldcg(stats + owner * own + i));
-                if (x < one || i >= end) break;
-                x -= one;
-            }
-            shared.tile[thread] = owner * own + i;
-            shared.inside[thread] = x;
-            shared.share[thread] = one;
+            tiles.find(divide_samples(offset + uint64_t(window + thread) * total, samples), thread);
         }
         __syncthreads();
         const int here = min(share_end - window, kWindow);
@@ -307,28 +395,16 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
             uint4 stored[InFlight];
 #pragma unroll
             for (int i = 0; i < InFlight; ++i) {
-                const int first_token = shared.tile[min(start + i * kTeams + team, here - 1)] << shift;
-                const uint16_t* weights = stash + first_token + (member << lane_shift);
-                stored[i] = uint4{0, 0, 0, 0};
-                if (lane_shift == 3) {
-                    stored[i] = __ldcg(reinterpret_cast<const uint4*>(weights));
-                } else if (lane_shift == 2) {
-                    const uint2 two = __ldcg(reinterpret_cast<const uint2*>(weights));
-                    stored[i].x = two.x, stored[i].y = two.y;
-                } else {
-                    stored[i].x = __ldcg(reinterpret_cast<const uint32_t*>(weights));
-                }
+                const int mine = min(start + i * kTeams + team, here - 1);
+                stored[i] = load_stored(stash, shared.tile[mine] << shift, lane_shift);
             }
             int token[InFlight]; // below 0: no sample
 #pragma unroll
             for (int i = 0; i < InFlight; ++i) {
                 const int mine = min(start + i * kTeams + team, here - 1), first_token = shared.tile[mine] << shift;
                 const int visible = min(length - first_token - (member << lane_shift), lane_tokens);
-                const uint64_t x = shared.inside[mine], share = shared.share[mine];
-                const int passed =
-                    Scheme::narrow(work)
-                        ? find_token<Scheme, uint32_t>(work, table, stored[i], lane_tokens, visible, top, x, share)
-                        : find_token<Scheme, uint64_t>(work, table, stored[i], lane_tokens, visible, top, x, share);
+                const int passed = find_token<Scheme>(work, tiles.table, stored[i], lane_tokens, visible, tiles.top,
+                                                      shared.inside[mine], shared.share[mine]);
                 // Were a score NaN, weights and masses could disagree: stay inside the cache.
                 const bool real = start + i * kTeams + team < here;
                 token[i] = real ? min(first_token + passed, length - 1) : -1;
@@ -344,28 +420,8 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     }
     sums.reduce(shared.sums[warp]);
     __syncthreads();
-    const float inverse = __fdividef(1.0f, float(a.samples));
-    for (int i = thread; i < S::kDim; i += kThreads) {
-        auto x = shared.sums[0][i];
-#pragma unroll
-        for (int w = 1; w < Warps; ++w) x += shared.sums[w][i];
-        if (split > 1) {
-            uint32_t bits;
-            memcpy(&bits, &x, 4);
-            send_first(&shared.parts[rank][i], bits, &shared.parts_full);
-        } else {
-            write_output<S>(a, row, kv, i, x, inverse);
-        }
-    }
+    put_output(work, shared, row, kv, split, rank);
     if (rank > 0) return;
-    if (split > 1) {
-        barrier_wait(&shared.parts_full, 0);
-        for (int i = thread; i < S::kDim; i += kThreads) {
-            auto x = shared.parts[0][i];
-            for (int r = 1; r < split; ++r) x += shared.parts[r][i];
-            write_output<S>(a, row, kv, i, x, inverse);
-        }
-    }
     // Nobody reads the head's scores or weights any more: the L2 need not write them to memory. Of a single sequence
     // that would cost more than it saves.
     if (a.keep || a.batch == 1) return;
