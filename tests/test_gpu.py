@@ -219,6 +219,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with warnings.catch_warnings(), FakeTensorMode():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         yield
+    operators._table.cache_clear()  # what it holds belongs to this mode
 
 
 def made(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> torch.Tensor:
@@ -295,6 +296,24 @@ def test_wrong_arguments_are_named(
     given = arguments(method)
     with pytest.raises(ValueError, match=message):
         DECODE[method](**given | change(given))
+
+
+@pytest.mark.parametrize("method", DECODE)
+def test_a_workspace_stays_with_the_calls_it_was_used_for(method: str, fake: None) -> None:
+    given = arguments(method)
+    DECODE[method](**given)
+    longer = dict.fromkeys(("k", "v"), given["k"].new_empty(2, 40, 2, 64))
+    DECODE[method](**given | longer)
+    fewer = dict(q=given["q"].new_empty(2, 4, 64), out=given["out"].new_empty(2, 4, 64))
+    if method == "fixed":
+        fewer["shift"] = given["shift"].new_empty(2, 4)
+    with pytest.raises(
+        ValueError, match=f"workspace serves decode_{method} of 2 sequences and 8 query heads: .* 4 query"
+    ):
+        DECODE[method](**given | fewer)
+    other = "prop" if method == "sys" else "sys"
+    with pytest.raises(ValueError, match=f"workspace serves decode_{method} of .* allowed for decode_{other} of"):
+        DECODE[other](**arguments(other, workspace=given["workspace"]))
 
 
 @pytest.mark.parametrize("method", ["sys", "prop", "flash"])

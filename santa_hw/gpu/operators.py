@@ -138,6 +138,9 @@ def workspace(
 ) -> torch.Tensor:
     """A workspace for calls of one shape, uint8, zeros where they must be; calls on one stream may share it.
 
+    Counters lie in it that each call leaves at zero, and their places follow from the method, the sequences and the
+    query heads: calls that differ in these are refused. Keys and samples may differ, as long as it is large enough.
+
     Parameters
     ----------
     decode : function
@@ -151,7 +154,17 @@ def workspace(
     arguments = shape_arguments(q, k, samples, k.shape[1] if max_length is None else max_length)
     with torch.cuda.device(q.device):
         size = _WORKSPACE_BYTES[decode.__name__](arguments)
-        return torch.zeros(size, dtype=torch.uint8, device=q.device)
+        made = torch.zeros(size, dtype=torch.uint8, device=q.device)
+    _belongs_to(made, decode, q)
+    return made
+
+
+def _belongs_to(given: torch.Tensor, decode: Callable[..., torch.Tensor], q: torch.Tensor) -> None:
+    """A workspace stays with the calls that it was first used for."""
+    now = f"{decode.__name__} of {q.shape[0]} sequences and {q.shape[1]} query heads"
+    first = vars(given).setdefault("santa_hw_calls", now)
+    if first != now:
+        raise ValueError(f"workspace serves {first}: a workspace of its own is allowed for {now}")
 
 
 def given_or_made(
@@ -165,6 +178,7 @@ def given_or_made(
     needed = _WORKSPACE_BYTES[decode.__name__](arguments)
     if given.ndim != 1 or given.numel() < needed:
         raise ValueError(f"workspace has shape {tuple(given.shape)}: ({needed},) or more is allowed, see workspace()")
+    _belongs_to(given, decode, q)
     return given
 
 
