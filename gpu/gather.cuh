@@ -108,9 +108,6 @@ __device__ inline X team_scan(X x) {
     return x;
 }
 
-// How many lanes of a team say yes.
-__device__ inline int team_count(bool yes) { return __popc(__ballot_sync(~0u, yes) >> (threadIdx.x & 24) & 0xff); }
-
 // Shift right, half up, or left; saturating (the output's requantisation).
 __device__ inline int64_t shift_saturate(int64_t x, int shift, int bits) {
     const int64_t high = (int64_t(1) << (bits - 1)) - 1, low = -high - 1;

@@ -113,7 +113,7 @@ inline std::deque<std::unique_ptr<Launch>> queue;
 inline std::vector<std::unique_ptr<Block>> blocks;
 inline std::vector<std::unique_ptr<Fiber>> fibers;
 inline std::vector<Copy> copies;
-inline int clock = 0;
+inline long long clock = 0;
 
 constexpr int kResidentBlocks = 6;
 constexpr size_t kStack = 128 << 10;
@@ -259,7 +259,7 @@ inline const char* give_up(const char* why) {
 // Run all that is queued; what went wrong, or null.
 inline const char* synchronize() {
     while (!queue.empty()) {
-        clock += 200;
+        clock += 8000;
         bool any = dispatch();
         const size_t count = fibers.size(), first = count ? random() % count : 0;
         for (size_t i = 0; i < count; ++i) {
@@ -343,7 +343,6 @@ inline float __ull2float_rn(uint64_t x) { return float(x); }
 inline uint64_t __float2ull_rn(float x) { return uint64_t(std::nearbyint(x)); }
 inline void __threadfence() {}
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
-inline int __ffs(uint32_t x) { return __builtin_ffs(int(x)); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline int __clzll(int64_t x) { return x == 0 ? 64 : __builtin_clzll(x); }
 inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, uint32_t shift) {

@@ -84,10 +84,6 @@ inline void* of_block(void* own, int rank) {
     emulator::Block* block = emulator::now->block;
     return block->cluster->blocks[rank]->shared + (static_cast<char*>(own) - block->shared);
 }
-template <typename X>
-void store_cluster(void* to, X x, int rank) {
-    std::memcpy(of_block(to, rank), &x, sizeof(x));
-}
 inline void send_first(void* to, uint32_t x, uint64_t* full) {
     auto* barrier = static_cast<uint64_t*>(of_block(full, 0));
     std::memcpy(of_block(to, 0), &x, 4);
