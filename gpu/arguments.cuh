@@ -76,6 +76,13 @@ struct Work {
     Plan p;
 
     __device__ Control* control() const { return static_cast<Control*>(a.workspace); }
+    // `fixed`: whether blocks keep the weights' table in shared memory, and its copy to there, by all threads.
+    __device__ bool shares_table() const { return (1 << a.score_frac) <= kTableEntries; }
+    __device__ void copy_table(uint32_t* to) const {
+        if (a.table && shares_table()) {
+            for (int i = threadIdx.x; i < 1 << a.score_frac; i += blockDim.x) to[i] = a.table[i];
+        }
+    }
     // Units whose scores of a query head are written, a warp's each. Lines apart: atomics of neighbours would queue.
     __device__ uint32_t* finished(int64_t row) const { return at<uint32_t>(p.counters_at + row * kLineBytes); }
     // First of a query head's per-tile statistics, and of its 16-bit scores or weights, in the scratch.

@@ -82,9 +82,7 @@ __global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Sche
     }
     uint32_t* finished = work.finished(int64_t(b) * work.a.heads + head);
     const uint32_t word = offset_word(work, b, head);
-    if (work.a.table && (1 << work.a.score_frac) <= kTableEntries) {
-        for (int i = threadIdx.x; i < 1 << work.a.score_frac; i += blockDim.x) shared.table[i] = work.a.table[i];
-    }
+    work.copy_table(shared.table);
     const int given = __ldcg(work.a.lengths + b), length = max(0, min(given, int(work.a.max_length)));
     if (threadIdx.x == 0) {
         const int units = unsigned(length + work.p.unit_tokens - 1) / unsigned(work.p.unit_tokens);

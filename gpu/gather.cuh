@@ -232,7 +232,7 @@ struct HeadTiles {
 
     __device__ HeadTiles(const Work& work, GatherShared<Scheme, Warps>& shared, int64_t row, int length)
         : work(work), shared(shared), stats(work.stats<Stat>(row)), stash(work.stash(row)),
-          table((1 << work.a.score_frac) <= kTableEntries ? shared.table : work.a.table), length(length),
+          table(work.shares_table() ? shared.table : work.a.table), length(length),
           count((length + work.p.tile - 1) >> work.p.tile_shift), own((count + kThreads - 1) / kThreads),
           first(threadIdx.x * own), held(max(0, min(own, count - first))), kept(own * kThreads <= work.p.kept) {}
 

@@ -54,9 +54,7 @@ __device__ inline ScoreShared<Scheme>& score_setup(const Work& work, char* stage
         barrier_init_fence();
     }
     if (threadIdx.x < Scheme::Shape::kWarps) shared.mail[threadIdx.x] = {-1, 0};
-    if (work.a.table && (1 << work.a.score_frac) <= kTableEntries) {
-        for (int i = threadIdx.x; i < 1 << work.a.score_frac; i += blockDim.x) shared.table[i] = work.a.table[i];
-    }
+    work.copy_table(shared.table);
     __syncthreads();
     return shared;
 }
@@ -399,7 +397,7 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
             if (row >= 0 && visible > 0) {
                 tiles = t + 1;
                 uint16_t* stash = work.stash(anew(row)) + run_token + t * p.tile;
-                if (!S::kInteger || (1 << work.a.score_frac) <= kTableEntries) {
+                if (!S::kInteger || work.shares_table()) {
                     finish_tile<Scheme, true>(work, shared, products, stash, visible, t);
                 } else {
                     finish_tile<Scheme, false>(work, shared, products, stash, visible, t);

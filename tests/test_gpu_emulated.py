@@ -73,6 +73,22 @@ def test_sys_draws_the_references_counts(
     assert outcome.passed, outcome.measured
 
 
+def test_a_workspace_serves_call_after_call(emulated: CDLL, seed: int) -> None:
+    assert calls_with_one_workspace(emulated, seed)
+
+
+def calls_with_one_workspace(emulated: CDLL, seed: int) -> bool:
+    """Whether three calls leave it as they found it; few blocks, which take most of their units by the counter."""
+    operands = fixed_operands(Case(4, 2, 128, RAGGED), seed)
+    arguments = operands.on_device("cpu") | {"check": False}
+    expected = torch.from_numpy(golden(operands)["accumulators"]).to(torch.int32)
+    with on_processor(emulated, seed), gpu.tiling(multiprocessors=2, steps=1, tiles_per_unit=1):
+        q, k, samples = arguments["q"], arguments["k"], operands.design.samples
+        arguments["workspace"] = gpu.workspace(gpu.decode_fixed, q, k, samples=samples)
+        found = [gpu.decode_fixed(operands.design, **arguments).clone() for _ in range(3)]
+    return all(torch.equal(one.reshape(expected.shape), expected) for one in found)
+
+
 LATE = [Case(4, 2, 128, RAGGED), Case(2, 1, 64, (5, 77, 1) * 11), Case(4, 2, 64, RAGGED, page_size=17)]
 
 
