@@ -21,6 +21,7 @@ struct DecodeArguments {
     int64_t workspace_bytes;
     int64_t max_length; // bound of all lengths
     int32_t type, batch, heads, kv_heads, head_dim, samples;
+    int32_t recent; // of a row's newest keys, how many the kernel ahead may still write; below 0: any
     float scale; // `sys`: of the scores, log2(e) included
     // `fixed`
     const int32_t* shift;        // [B, H], from a dot product to a score; negative: left
@@ -48,7 +49,7 @@ struct Plan {
     int32_t chunk, chunks, lanes, group;
     int32_t stages, stage_bytes;
     int32_t grid;     // blocks of the score pass
-    int32_t split;    // blocks of the gather that share a query head
+    int32_t split, split_shift; // blocks of the gather that share a query head, and their logarithm
     int32_t small_gather; // whether these are the smaller ones
     int32_t kept;         // tiles whose statistics such a block keeps
     int32_t exponent; // `sys`: a weight of one is 2^(16 + exponent) in fixed-point masses

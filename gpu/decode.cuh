@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Sche
     SANTA_DYNAMIC_SHARED(dynamic);
     launch_dependents();
     auto& shared = *reinterpret_cast<GatherShared<Scheme, Warps>*>(dynamic);
-    const int split = work.p.split, head = blockIdx.x / unsigned(split), rank = blockIdx.x - head * split;
+    const int split = work.p.split, head = blockIdx.x >> work.p.split_shift, rank = blockIdx.x & (split - 1);
     const int b = blockIdx.y;
     if (split > 1) {
         if (threadIdx.x == 0) {
@@ -84,13 +84,15 @@ __global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Sche
     const uint32_t word = offset_word(work, b, head);
     work.copy_table(shared.table);
     const int given = __ldcg(work.a.lengths + b), length = max(0, min(given, int(work.a.max_length)));
-    if (threadIdx.x == 0) {
-        const int units = unsigned(length + work.p.unit_tokens - 1) / unsigned(work.p.unit_tokens);
-        wait_until(finished, units * work.p.lanes);
-    }
+    const int units = unsigned(length + work.p.unit_tokens - 1) / unsigned(work.p.unit_tokens);
+    const Progress written{finished, uint32_t(units * work.p.lanes)};
+    // Statistics are looked for when part of the scores is written: sooner most are not there. Of a row that all blocks
+    // score at once they come at once.
+    const bool at_once = work.a.batch == 1 && units <= work.p.grid;
+    if (threadIdx.x == 0 && !at_once) written.wait((written.all + 3) / 4);
     __syncthreads();
     if (split > 1) cluster_wait(); // the cluster's blocks have all begun
-    gather_head<Scheme, Warps, InFlight>(work, shared, b, head, length, split, rank, word);
+    gather_head<Scheme, Warps, InFlight>(work, shared, b, head, length, split, rank, word, written);
     if (threadIdx.x == 0 && rank == 0) {
         *finished = 0; // the others have seen it by now
         if (length != given) atomicOr(&work.control()->error, 1u);
@@ -105,7 +107,7 @@ __global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Sche
 // Host ---------------------------------------------------------------------------------------------------------------
 
 struct GatherSizes {
-    int shared, threads; // of a block, beside the statistics of its tiles
+    int shared, eight_tiles; // of a block: beside the statistics of its tiles, and of so many
 };
 
 struct Sizes {
@@ -113,11 +115,16 @@ struct Sizes {
     GatherSizes large, small;
 };
 
+template <class Scheme, int Warps>
+constexpr GatherSizes gather_sizes() {
+    using Shared = GatherShared<Scheme, Warps>;
+    return {int(sizeof(Shared)), Shared::slot(8) * int(sizeof(typename Scheme::Stat))};
+}
+
 template <class Scheme, class AnyGroup>
 constexpr Sizes sizes() {
-    constexpr int kLarge = kLargeWarps<AnyGroup>, kSmall = kSmallWarps;
-    return {int(sizeof(ScoreShared<Scheme>)), {int(sizeof(GatherShared<AnyGroup, kLarge>)), kLarge * 32},
-            {int(sizeof(GatherShared<AnyGroup, kSmall>)), kSmall * 32}};
+    return {int(sizeof(ScoreShared<Scheme>)), gather_sizes<AnyGroup, kLargeWarps<AnyGroup>>(),
+            gather_sizes<AnyGroup, kSmallWarps>()};
 }
 
 template <class Scheme, class AnyGroup>

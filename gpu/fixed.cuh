@@ -67,14 +67,13 @@ __device__ __noinline__ inline uint4 ternary_unit(const DecodeArguments& a, uint
     return {counts[0], counts[1], counts[2], counts[3]};
 }
 
-// The weight of a stored score (3.4).
+// The weight of a stored score (3.4). No branches: several overlap.
 __device__ inline uint32_t fixed_weight(const DecodeArguments& a, const uint32_t* table, uint32_t stored, int top) {
     const int score = int16_t(stored);
     const uint32_t entry = table[uint32_t(score) & ((1u << a.score_frac) - 1)];
     const int shift = top - (score >> a.score_frac);
-    if (!a.half_up || shift == 0) return shift_right(entry, shift);
-    const uint32_t twice = shift_right(entry, shift - 1);
-    return (twice >> 1) + (twice & 1);
+    const uint32_t last = a.half_up ? shift_right(entry, shift - 1) & 1 : 0;
+    return shift_right(entry, shift) + last;
 }
 
 // The weights of a tile's stored scores, `tokens` of them, summed one by one. Few tiles need it.
@@ -97,8 +96,9 @@ template <class S>
 struct Fixed {
     using Shape = S;
     // Sum of the weights (38 bits), maximum (16), counts of bits 0-7 and of bit 8 or, half_up, of the weights that
-    // round up (8 each): {sum low, maximum << 16 | last count << 8 | sum high, counts 0-3, counts 4-7}.
+    // round up (8 each): {sum low, maximum << 16 | last count << 8 | kValid | sum high, counts 0-3, counts 4-7}.
     using Stat = uint4;
+    static constexpr uint32_t kValid = 1u << 7; // 0 until the tile's are written
 
     // Scores ---------------------------------------------------------------------------------------------------------
 
@@ -110,23 +110,29 @@ struct Fixed {
 
     // Shift, round half up and saturate (3.2). A dot product has at most 24 bits and a score 16: neither clamp of the
     // shift changes a score.
-    __device__ static int score(const Work& work, int sum, int shift) {
-        const int high = (1 << (work.a.score_bits - 1)) - 1, right = min(max(shift, 0), 30);
-        const int half = right > 0 ? 1 << (right - 1) : 0;
-        if (shift < 0) sum = min(max(sum, -(1 << 15)), 1 << 15) << min(-shift, 15);
-        return min(max((sum + half) >> right, -high - 1), high);
+    __device__ static void scores(const Work& work, int (&x)[8], int shift) {
+        const int high = (1 << (work.a.score_bits - 1)) - 1, right = min(shift, 30), left = min(-shift, 15);
+        if (shift >= 0) {
+            const int half = right > 0 ? 1 << (right - 1) : 0;
+#pragma unroll
+            for (int e = 0; e < 8; ++e) x[e] = (x[e] + half) >> right;
+        } else {
+#pragma unroll
+            for (int e = 0; e < 8; ++e) x[e] = min(max(x[e], -(1 << 15)), 1 << 15) << left;
+        }
+#pragma unroll
+        for (int e = 0; e < 8; ++e) x[e] = min(max(x[e], -high - 1), high);
     }
 
     // Scores and statistics of a tile for one query head by eight lanes: `x` are the dot products of this lane's eight
     // tokens, `seen` says how many of them count, `stored` is what the scratch gets.
-    template <bool SharedTable>
+    template <bool SharedTable, bool HalfUp>
     __device__ static Stat finish(const Work& work, int (&x)[8], int seen, int shift, const uint32_t* table,
                                   uint4& stored) {
         constexpr int kUnseen = -(1 << 30); // so far below that its weight is zero
         const int frac = work.a.score_frac;
         int top = kUnseen;
-#pragma unroll
-        for (int e = 0; e < 8; ++e) x[e] = score(work, x[e], shift);
+        scores(work, x, shift);
         if (seen < 8) {
 #pragma unroll
             for (int e = 0; e < 8; ++e) x[e] = e < seen ? x[e] : kUnseen;
@@ -145,41 +151,49 @@ struct Fixed {
             const int further = top - (x[e] >> frac);
             weights[e] = shift_right(entry, further);
             sum += weights[e];
-            if (work.a.half_up) last += shift_right(entry, further - 1) & 1;
+            if (HalfUp) last += shift_right(entry, further - 1) & 1;
         }
         const BitCounts bits(weights);
         uint32_t counts = bits.of_four(0), more = bits.of_four(4);
-        if (!work.a.half_up) last = bits.of_four(8) & 0xff;
+        if (!HalfUp) last = bits.of_four(8) & 0xff;
         const auto plus = [](auto a, auto b) { return a + b; };
         sum = across_head(sum, plus);
         counts = across_head(counts, plus);
         more = across_head(more, plus);
         last = across_head(last, plus);
-        return {uint32_t(sum), uint32_t(top) << 16 | last << 8 | uint32_t(sum >> 32), counts, more};
+        return {uint32_t(sum), uint32_t(top) << 16 | last << 8 | kValid | uint32_t(sum >> 32), counts, more};
     }
 
     // Draw -----------------------------------------------------------------------------------------------------------
 
+    __device__ static bool valid(Stat stat) { return stat.y & kValid; }
+    __device__ static Stat invalid(Stat stat) { return {stat.x, stat.y & ~kValid, stat.z, stat.w}; }
+
     __device__ static int maximum(Stat stat) { return int(stat.y) >> 16; }
 
-    // The tile's exact mass relative to the row's maximum.
-    __device__ static uint64_t mass(const Work& work, const uint32_t* table, Stat stat, int top, const uint16_t* scores,
-                                    int visible) {
-        const int further = top - maximum(stat);
-        const bool half_up = work.a.half_up;
-        if (further > work.a.weight_bits) return 0;
-        if (further > (half_up ? 8 : 9)) return fixed_mass(work.a, table, scores, visible, top);
-        uint64_t sum = uint64_t(stat.y & 0xff) << 32 | stat.x;
+    // The tile's exact mass relative to the row's maximum, unless it is far below. No branches: several at a time.
+    __device__ static uint64_t mass(const Work& work, Stat stat, int top) {
+        const int below = top - maximum(stat), further = min(below, 9), bits = 8 * further;
         const uint32_t last = stat.y >> 8 & 0xff;
-        if (further == 0) return half_up ? sum + last : sum;
+        uint64_t sum = uint64_t(stat.y & (kValid - 1)) << 32 | stat.x;
         // What the bits below are worth goes; the last of them rounds.
         const uint64_t counts = uint64_t(stat.w) << 32 | stat.z;
-        const uint64_t lost = counts & (further < 8 ? (uint64_t(1) << (8 * further)) - 1 : ~uint64_t(0));
+        const uint64_t lost = further < 8 ? counts & ((uint64_t(1) << bits) - 1) : counts;
         constexpr uint32_t kWorth = 0x08040201;
         sum -= __dp4a(uint32_t(lost), kWorth, __dp4a(uint32_t(lost >> 32), kWorth, 0u) << 4);
         if (further == 9) sum -= last << 8;
-        sum >>= further;
-        return half_up ? sum + (counts >> (8 * further - 8) & 0xff) : sum;
+        const uint32_t up = further == 0 ? last : uint32_t(counts >> ((bits - 8) & 63)) & 0xff;
+        return below > work.a.weight_bits ? 0 : (sum >> further) + (work.a.half_up ? up : 0);
+    }
+
+    // Whether that takes the tile's scores, and then the mass.
+    __device__ static bool is_far(const Work& work, Stat stat, int top) {
+        const int below = top - maximum(stat);
+        return below > (work.a.half_up ? 8 : 9) && below <= work.a.weight_bits;
+    }
+    __device__ static uint64_t far_mass(const Work& work, const uint32_t* table, const uint16_t* scores, int visible,
+                                        int top) {
+        return fixed_mass(work.a, table, scores, visible, top);
     }
 
     __device__ static uint32_t weight(const Work& work, const uint32_t* table, uint32_t stored, int top) {

@@ -75,7 +75,7 @@ struct ValueSums {
     typename S::Sum sum[kLaneUnits * kPerUnit] = {};
 };
 
-// Of a block that gathers. Behind it lie the statistics of a thread's tiles, then in their place the tiles' masses.
+// Of a block that gathers. Behind it lie the statistics of the tiles, then in their place their masses.
 template <class Scheme, int Warps>
 struct alignas(16) GatherShared {
     using S = typename Scheme::Shape;
@@ -85,16 +85,17 @@ struct alignas(16) GatherShared {
     typename S::Sum sums[Warps][S::kDim];
     typename S::Sum parts[kMaxSplit][S::kDim]; // of the cluster's blocks
     uint64_t parts_full;
-    uint64_t upto[kThreads];                  // mass up to and with a thread's tiles, of its warp
+    uint64_t upto[kThreads];                  // mass up to and with a thread's tiles
     uint64_t inside[kWindow], share[kWindow]; // of a sample: where in its tile's mass, and that
     int tile[kWindow];
     uint64_t warp_mass[Warps];
     int warp_top[Warps];
     uint32_t table[S::kInteger ? kTableEntries : 1];
 
-    // Of the thread's i-th tile.
-    __device__ Stat& stat(int i, int thread) { return reinterpret_cast<Stat*>(this + 1)[i * kThreads + thread]; }
-    __device__ uint64_t& mass(int i, int thread) { return reinterpret_cast<uint64_t&>(stat(i, thread)); }
+    // Behind eight tiles a gap: neither neighbours meet in the same banks, nor every fourth or eighth.
+    __host__ __device__ static constexpr int slot(int tile) { return tile + tile / 8; }
+    __device__ Stat& stat(int tile) { return reinterpret_cast<Stat*>(this + 1)[slot(tile)]; }
+    __device__ uint64_t& mass(int tile) { return reinterpret_cast<uint64_t&>(stat(tile)); }
 };
 
 // Inclusive prefix sum over the eight lanes of a team.
@@ -160,7 +161,8 @@ __device__ inline int find_token_by(const Work& work, const uint32_t* table, uin
     Sum mine = 0;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-        weights[e] = e < visible ? Scheme::weight(work, table, words[e / 2] >> (e % 2 * 16) & 0xffff, top) : 0;
+        const uint32_t any = Scheme::weight(work, table, words[e / 2] >> (e % 2 * 16) & 0xffff, top);
+        weights[e] = e < visible ? any : 0;
         mine += weights[e];
     }
     const Sum upto = team_scan(mine), inside = Sum(Scheme::rescale(x, share, __shfl_sync(~0u, upto, 7, 8)));
@@ -215,35 +217,72 @@ __device__ inline uint4 load_stored(const uint16_t* stash, int first_token, int 
     return stored;
 }
 
-// A query head's tiles, `own` neighbouring ones a thread; shared memory has their statistics, then in their place their
-// masses, if they fit.
+// The first step of a binary search among x: the largest power of two below it, 0 for one.
+__device__ inline int first_step(int x) { return x > 1 ? 1 << (31 - __clz(x - 1)) : 0; }
+
+// How far the score pass is with a query head: the counter of what is written, and where it ends.
+struct Progress {
+    const uint32_t* counter;
+    uint32_t all;
+
+    __device__ void wait(uint32_t least) const { wait_until(counter, least); }
+};
+
+// A query head's tiles. Statistics are read side by side by all threads; for masses a thread has `own` neighbouring
+// tiles. Shared memory has the statistics, then in their place the masses up to and with each of a thread's tiles, if
+// they fit.
 template <class Scheme, int Warps>
 struct HeadTiles {
     using Stat = typename Scheme::Stat;
     static constexpr int kThreads = Warps * 32;
     const Work& work;
     GatherShared<Scheme, Warps>& shared;
-    const Stat* stats;
+    Stat* stats;
     const uint16_t* stash;
     const uint32_t* table;
+    Progress written;
     int length, count, own, first, held; // keys; tiles: all, a thread's at most, this thread's
     bool kept;
     int top = INT_MIN; // the largest maximum
 
-    __device__ HeadTiles(const Work& work, GatherShared<Scheme, Warps>& shared, int64_t row, int length)
+    __device__ HeadTiles(const Work& work, GatherShared<Scheme, Warps>& shared, int64_t row, int length,
+                         Progress written)
         : work(work), shared(shared), stats(work.stats<Stat>(row)), stash(work.stash(row)),
-          table(work.shares_table() ? shared.table : work.a.table), length(length),
+          table(work.shares_table() ? shared.table : work.a.table), written(written), length(length),
           count((length + work.p.tile - 1) >> work.p.tile_shift), own((count + kThreads - 1) / kThreads),
-          first(threadIdx.x * own), held(max(0, min(own, count - first))), kept(own * kThreads <= work.p.kept) {}
+          first(threadIdx.x * own), held(max(0, min(own, count - first))), kept(count <= work.p.kept) {}
 
-    // This thread's statistics, and their largest maximum.
+    // All statistics, when they are written, and the largest maximum of what this thread has read.
     __device__ void load() {
-        if (kept) {
-            for (int i = 0; i < held; ++i) copy_async(&shared.stat(i, threadIdx.x), stats + first + i);
-            copy_async_wait();
+        for (int start = threadIdx.x; start < count; start += kAtOnce * kThreads) {
+            Stat some[kAtOnce];
+            wait_for([&] {
+                bool valid = true;
+#pragma unroll
+                for (int e = 0; e < kAtOnce; ++e) {
+                    if (start + e * kThreads < count) {
+                        some[e] = load_stat(stats + start + e * kThreads);
+                        valid &= Scheme::valid(some[e]);
+                    }
+                }
+                return valid;
+            });
+#pragma unroll
+            for (int e = 0; e < kAtOnce; ++e) {
+                const int tile = start + e * kThreads;
+                if (tile < count) {
+                    if (kept) shared.stat(tile) = some[e];
+                    top = max(top, Scheme::maximum(some[e]));
+                }
+            }
         }
-#pragma unroll 4
-        for (int i = 0; i < held; ++i) top = max(top, Scheme::maximum(stat(i)));
+    }
+
+    // The next call must not see them. A trace may.
+    __device__ void invalidate() {
+        for (int tile = threadIdx.x; tile < count; tile += kThreads) {
+            store_stat(stats + tile, work.a.keep ? Scheme::invalid(load_stat(stats + tile)) : Stat{});
+        }
     }
 
     // The largest of all threads.
@@ -255,66 +294,97 @@ struct HeadTiles {
         top = __reduce_max_sync(~0u, shared.warp_top[lane % Warps]);
     }
 
-    // Masses of the tiles, prefix sums by thread and warp; returns the head's.
+    // Masses up to and with each of the thread's tiles, and each thread; returns the head's. A barrier must follow.
     __device__ uint64_t sum() {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         uint64_t mass = 0;
-#pragma unroll 2
-        for (int i = 0; i < held; ++i) {
-            const uint64_t one = mass_of(first + i, stat(i));
-            if (kept) shared.mass(i, threadIdx.x) = one;
-            mass += one;
+        if (kept) {
+            mass = own > 2 ? sum_kept<4>() : own > 1 ? sum_kept<2>() : sum_kept<1>();
+        } else {
+            for (int i = 0; i < held; ++i) mass += mass_of(first + i, load_stat(stats + first + i));
         }
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const uint64_t left = __shfl_up_sync(~0u, mass, step);
             if (lane >= step) mass += left;
         }
-        shared.upto[threadIdx.x] = mass;
         if (lane == 31) shared.warp_mass[warp] = mass;
         __syncthreads();
-        uint64_t total = 0;
+        uint64_t warps = lane < Warps ? shared.warp_mass[lane] : 0;
 #pragma unroll
-        for (int w = 0; w < Warps; ++w) total += shared.warp_mass[w];
-        return total;
+        for (int step = 1; step < Warps; step *= 2) {
+            const uint64_t left = __shfl_up_sync(~0u, warps, step);
+            if (lane >= step) warps += left;
+        }
+        const uint64_t before = __shfl_sync(~0u, warps, max(warp - 1, 0));
+        shared.upto[threadIdx.x] = warp > 0 ? before + mass : mass;
+        return __shfl_sync(~0u, warps, Warps - 1);
     }
 
-    // Note of a sample at position x of the head's mass its tile, where in the tile's mass it is, and that: a warp, its
-    // thread, that thread's tile.
+    // Note of a sample at position x of the head's mass its tile, where in the tile's mass it is, and that.
     __device__ void find(uint64_t x, int note) const {
-        uint64_t reached = 0, before = 0;
-        int w = 0;
+        int owner = 0; // the thread that has the tile
 #pragma unroll
-        for (int i = 0; i + 1 < Warps; ++i) {
-            reached += shared.warp_mass[i];
-            w = x >= reached ? i + 1 : w;
-            before = x >= reached ? reached : before;
-        }
-        x -= before;
-        const uint64_t* upto = shared.upto + w * 32;
-        int t = 0;
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) t += upto[t + step - 1] <= x ? step : 0;
-        if (t > 0) x -= upto[t - 1];
-        const int owner = w * 32 + t, end = min(own, count - owner * own) - 1;
-        int i = 0;
+        for (int step = kThreads / 2; step > 0; step /= 2) owner += shared.upto[owner + step - 1] <= x ? step : 0;
+        if (owner > 0) x -= shared.upto[owner - 1];
+        const int begin = owner * own, last = min(own, count - begin) - 1;
         uint64_t one;
-        for (;; ++i) {
-            one = kept ? shared.mass(i, owner) : mass_of(owner * own + i, __ldcg(stats + owner * own + i));
-            if (x < one || i >= end) break;
-            x -= one;
+        int i = 0;
+        if (kept) {
+            for (int step = first_step(own); step > 0; step /= 2) {
+                if (i + step <= last && shared.mass(begin + i + step - 1) <= x) i += step;
+            }
+            const uint64_t before = i > 0 ? shared.mass(begin + i - 1) : 0;
+            one = shared.mass(begin + i) - before;
+            x -= before;
+        } else {
+            for (;; ++i) {
+                one = mass_of(begin + i, load_stat(stats + begin + i));
+                if (x < one || i >= last) break;
+                x -= one;
+            }
         }
-        shared.tile[note] = owner * own + i;
+        shared.tile[note] = begin + i;
         shared.inside[note] = x;
         shared.share[note] = one;
     }
 
   private:
-    __device__ Stat stat(int i) const { return kept ? shared.stat(i, threadIdx.x) : __ldcg(stats + first + i); }
+    static constexpr int kAtOnce = 4;
+
+    // So many masses at once and without branches, so that they overlap.
+    template <int AtOnce>
+    __device__ uint64_t sum_kept() {
+        uint64_t mass = 0;
+        for (int start = 0; start < held; start += AtOnce) {
+            uint64_t some[AtOnce];
+            bool far = false;
+#pragma unroll
+            for (int e = 0; e < AtOnce; ++e) {
+                const Stat one = shared.stat(first + min(start + e, held - 1));
+                some[e] = Scheme::mass(work, one, top);
+                far |= Scheme::is_far(work, one, top);
+            }
+            if (far) {
+#pragma unroll
+                for (int e = 0; e < AtOnce; ++e) {
+                    const int tile = first + min(start + e, held - 1);
+                    some[e] = mass_of(tile, shared.stat(tile));
+                }
+            }
+#pragma unroll
+            for (int e = 0; e < AtOnce; ++e) {
+                if (start + e < held) shared.mass(first + start + e) = mass += some[e];
+            }
+        }
+        return mass;
+    }
 
     __device__ uint64_t mass_of(int tile, Stat stat) const {
+        if (!Scheme::is_far(work, stat, top)) return Scheme::mass(work, stat, top);
         const int shift = work.p.tile_shift, visible = min(1 << shift, length - (tile << shift));
-        return Scheme::mass(work, table, stat, top, stash + (int64_t(tile) << shift), visible);
+        written.wait(written.all);
+        return Scheme::far_mass(work, table, stash + (int64_t(tile) << shift), visible, top);
     }
 };
 
@@ -349,7 +419,7 @@ __device__ inline void put_output(const Work& work, GatherShared<Scheme, Warps>&
 // offset's random word.
 template <class Scheme, int Warps, int InFlight>
 __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>& shared, int b, int head, int length,
-                                   int split, int rank, uint32_t word) {
+                                   int split, int rank, uint32_t word, Progress written) {
     using S = typename Scheme::Shape;
     constexpr int kThreads = Warps * 32, kTeams = kThreads / 8, kWindow = GatherShared<Scheme, Warps>::kWindow;
     const DecodeArguments& a = work.a;
@@ -358,7 +428,7 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     const int64_t row = int64_t(b) * a.heads + head;
     uint16_t* stash = work.stash(row);
 
-    HeadTiles<Scheme, Warps> tiles(work, shared, row, length);
+    HeadTiles<Scheme, Warps> tiles(work, shared, row, length, written);
     tiles.load();
     if (a.counts) {
         int32_t* counts = a.counts + row * a.max_length;
@@ -376,11 +446,14 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
         if (a.mass) a.mass[row] = total;
         if (a.offset) a.offset[row] = offset;
     }
-    const int samples = total > 0 ? a.samples : 0, share_end = samples * (rank + 1) / split;
+    const int samples = total > 0 ? a.samples : 0, share_end = samples * (rank + 1) >> p.split_shift;
     ValueSums<S> sums;
     const int kv = head / p.group, shift = p.tile_shift, lane_shift = shift - 3, lane_tokens = 1 << lane_shift;
+    __syncthreads();
+    // Scores and weights are read behind the next barrier: then all have to be written.
+    if (thread == kThreads - 1) written.wait(written.all);
 #pragma unroll 1
-    for (int window = samples * rank / split; window < share_end; window += kWindow) {
+    for (int window = samples * rank >> p.split_shift; window < share_end; window += kWindow) {
         // A thread finds one sample's tile, eight lanes its token.
         if (thread < kWindow && window + thread < share_end) {
             tiles.find(divide_samples(offset + uint64_t(window + thread) * total, samples), thread);
@@ -389,15 +462,18 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
         const int here = min(share_end - window, kWindow);
 #pragma unroll 1
         for (int start = 0; start < here; start += kTeams * InFlight) {
+            const auto any = [&](int i) { return i == 0 || start + i * kTeams < here; }; // of the block's teams
             uint4 stored[InFlight];
 #pragma unroll
             for (int i = 0; i < InFlight; ++i) {
                 const int mine = min(start + i * kTeams + team, here - 1);
-                stored[i] = load_stored(stash, shared.tile[mine] << shift, lane_shift);
+                if (any(i)) stored[i] = load_stored(stash, shared.tile[mine] << shift, lane_shift);
             }
             int token[InFlight]; // below 0: no sample
 #pragma unroll
             for (int i = 0; i < InFlight; ++i) {
+                token[i] = -1;
+                if (!any(i)) continue;
                 const int mine = min(start + i * kTeams + team, here - 1), first_token = shared.tile[mine] << shift;
                 const int visible = min(length - first_token - (member << lane_shift), lane_tokens);
                 const int passed = find_token<Scheme>(work, tiles.table, stored[i], lane_tokens, visible, tiles.top,
@@ -411,7 +487,9 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
 #pragma unroll
             for (int i = 0; i < InFlight; ++i) load_value<S>(a, b, kv, token[i], rows[i]);
 #pragma unroll
-            for (int i = 0; i < InFlight; ++i) sums.add(a.type, rows[i]);
+            for (int i = 0; i < InFlight; ++i) {
+                if (any(i)) sums.add(a.type, rows[i]);
+            }
         }
         if (window + kWindow < share_end) __syncthreads();
     }
@@ -419,6 +497,7 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     __syncthreads();
     put_output(work, shared, row, kv, split, rank);
     if (rank > 0) return;
+    tiles.invalidate();
     // Nobody reads the head's scores or weights any more: the L2 need not write them to memory. Of a single sequence
     // that would cost more than it saves.
     if (a.keep || a.batch == 1) return;

@@ -53,15 +53,17 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     const int multiprocessors = a.multiprocessors > 0 ? a.multiprocessors : device.multiprocessors;
     p.grid = multiprocessors;
 
-    // The largest tiles and units that still give every block its share.
+    // The largest tiles and units that still give every block its share, or half of them a single tile: fewer tiles are
+    // sooner drawn from. For floats units of one tile.
     constexpr int kCuts[][2] = {{4, 2}, {4, 1}, {2, 1}, {1, 1}};
     for (const auto& cut : kCuts) {
+        if (a.type != kInt8 && cut[1] > 1) continue;
         p.steps = cut[0];
         p.tiles_per_unit = cut[1];
         const int64_t tokens = int64_t(p.lanes) * p.tiles_per_unit * p.steps * kStepTokens;
         const int64_t units = a.batch * p.chunks * ceil_div(a.max_length, tokens);
         const int64_t rounds = ceil_div<int64_t>(units, p.grid);
-        if (units >= int64_t(0.93 * double(rounds * p.grid))) break;
+        if (units >= int64_t((rounds == 1 && cut[1] == 1 ? 0.45 : 0.93) * double(rounds * p.grid))) break;
     }
     if (a.steps > 0) p.steps = a.steps;
     if (a.tiles_per_unit > 0) p.tiles_per_unit = a.tiles_per_unit;
@@ -82,17 +84,20 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
         p.split *= 2;
     }
     if (modern && a.split > 0) p.split = a.split;
+    p.split_shift = log2_ceil(p.split);
+    // Statistics are zero between calls. Whatever the calls' keys and tiles, none's stash gets to where another has
+    // them: they are at the end, with room for the smallest tiles.
+    const int64_t stats_bytes = aligned(rows * std::max(p.tiles, p.tokens / kStepTokens) * stat_bytes);
     p.counters_at = aligned(sizeof(Control));
-    p.stats_at = p.counters_at + aligned(rows * kLineBytes);
-    p.stash_at = p.stats_at + aligned(rows * p.tiles * stat_bytes);
-    p.bytes = p.stash_at + aligned(rows * p.tokens * 2);
+    p.stash_at = p.counters_at + aligned(rows * kLineBytes);
+    p.bytes = p.stash_at + aligned(rows * p.tokens * 2) + stats_bytes;
+    p.stats_at = std::max(p.bytes, a.workspace_bytes / 256 * 256) - stats_bytes;
 
     // The gather keeps what it has read of so many tiles.
     p.small_gather = p.split > 1 && p.tiles <= kMaxEntries / 2;
     const GatherSizes& block = p.small_gather ? compiled.sizes.small : compiled.sizes.large;
-    const int64_t most = ceil_div(p.tiles, int64_t(block.threads)) * block.threads;
-    p.kept = int(std::min<int64_t>(most, kMaxEntries));
-    p.gather_shared = block.shared + p.kept * int(stat_bytes);
+    p.kept = int(std::min<int64_t>(ceil_div<int64_t>(p.tiles, 8) * 8, kMaxEntries));
+    p.gather_shared = block.shared + p.kept / 8 * block.eight_tiles;
 
     // A block of the gather must fit beside those of the scores, to be there when these end.
     constexpr int kReserved = 1024; // shared memory the system takes of each block
@@ -136,8 +141,10 @@ __global__ void trace_kernel(const __grid_constant__ Work work, int32_t* scores,
         if (tile_mass) {
             const int64_t at = int64_t(t) * tile;
             tile_mass[row * work.p.tiles + t] =
-                real ? Scheme::mass(work, work.a.table, stats[t], top, stash + at, int(min(int64_t(tile), length - at)))
-                     : 0;
+                !real ? 0
+                : Scheme::is_far(work, stats[t], top)
+                    ? Scheme::far_mass(work, work.a.table, stash + at, int(min(int64_t(tile), length - at)), top)
+                    : Scheme::mass(work, stats[t], top);
         }
     }
     for (int64_t n = threadIdx.x; n < work.a.max_length; n += blockDim.x) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(SANTA_NO_BULK_COPY)
 #define SANTA_BULK_COPY 1
@@ -92,12 +93,6 @@ __device__ inline uint64_t evict_first() {
     return policy;
 }
 
-__device__ inline uint64_t evict_normal() {
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
 __device__ inline uint64_t evict_last() {
     uint64_t policy; // volatile: made anew rather than kept in two registers
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -116,28 +111,6 @@ __device__ inline void copy_16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 #endif
-
-// A thread's own copies to shared memory, and the wait for them.
-template <typename X>
-__device__ inline void copy_async(X* to, const X* from) {
-    if constexpr (sizeof(X) == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
-    } else {
-        static_assert(sizeof(X) == 8);
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
-    }
-}
-
-__device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-__device__ inline void store_policy(uint32_t* to, uint32_t x, uint64_t policy) {
-    asm volatile("st.global.L2::cache_hint.b32 [%0], %1, %2;" ::"l"(to), "r"(x), "l"(policy) : "memory");
-}
-
-__device__ inline void store_policy(uint2* to, uint2 x, uint64_t policy) {
-    asm volatile("st.global.L2::cache_hint.v2.b32 [%0], {%1, %2}, %3;" ::"l"(to), "r"(x.x), "r"(x.y), "l"(policy)
-                 : "memory");
-}
 
 __device__ inline void store_policy(uint4* to, uint4 x, uint64_t policy) {
     asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(x.x), "r"(x.y),
@@ -187,6 +160,37 @@ __device__ inline void send_first(void* to, uint32_t x, uint64_t* full) {
                  "r"(x), "r"(shared_address(full))
                  : "memory");
 #endif
+}
+
+// A tile's statistics, 8 or 16 bytes in one access that cannot be torn: whoever sees a part of them sees all. They come
+// from the L2, and ask to stay in it.
+template <typename Stat>
+__device__ inline Stat load_stat(const Stat* from) {
+    Stat stat;
+    if constexpr (sizeof(Stat) == 16) {
+        unsigned __int128 x;
+        asm volatile("ld.relaxed.gpu.global.b128 %0, [%1];" : "=q"(x) : "l"(from) : "memory");
+        memcpy(&stat, &x, sizeof(x));
+    } else {
+        uint64_t x;
+        asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+        memcpy(&stat, &x, sizeof(x));
+    }
+    return stat;
+}
+
+template <typename Stat>
+__device__ inline void store_stat(Stat* to, Stat stat) {
+    const uint64_t policy = evict_last();
+    if constexpr (sizeof(Stat) == 16) {
+        unsigned __int128 x;
+        memcpy(&x, &stat, sizeof(x));
+        asm volatile("st.relaxed.gpu.global.L2::cache_hint.b128 [%0], %1, %2;" ::"l"(to), "q"(x), "l"(policy) : "memory");
+    } else {
+        uint64_t x;
+        memcpy(&x, &stat, sizeof(x));
+        asm volatile("st.relaxed.gpu.global.L2::cache_hint.b64 [%0], %1, %2;" ::"l"(to), "l"(x), "l"(policy) : "memory");
+    }
 }
 
 // Forget a line of the L2: it need not reach memory.

@@ -20,7 +20,6 @@ struct alignas(16) ScoreShared {
     uint64_t full[kMaxStages], empty[kMaxStages];
     Unit unit[kMaxStages]; // of the stage that begins one
     Unit first;            // what the block probably begins with
-    typename Scheme::Stat stats[Scheme::Shape::kWarps][Scheme::Shape::kHeads][4];
     int shift[Scheme::Shape::kWarps][Scheme::Shape::kHeads];
     Mail mail[Scheme::Shape::kWarps];
     int units[Scheme::Shape::kWarps]; // that a warp has written and not told of; a register would be one too many
@@ -160,29 +159,39 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
     Unit unit;
     Stage stage;
     // Lengths are read while the kernel ahead drains. They may still change, and are read again: until then what they
-    // say is a hint. By the hint one stage is filled, so that no key waits for the lengths. Pages do: beyond a row's
-    // length the page table need not hold page numbers. So do more sequences than the schedule compares.
+    // say is a hint. By the hint the ring is filled, so that no key waits for the lengths; with keys that the kernel
+    // ahead leaves alone even before it has ended. Pages wait: beyond a row's length the page table need not hold page
+    // numbers. So do more sequences than the schedule compares.
     enum { kNothing, kHint, kLengths } known = kNothing;
-    const int by_hint = kBulkCopy && work.a.k.pages == nullptr && work.a.batch <= 32 ? 1 : 0;
+    const int by_hint = kBulkCopy && work.a.k.pages == nullptr && work.a.batch <= 32 ? p.stages : 0;
+    const int recent = work.a.recent;
     int now = 0;
+    const auto wait_ahead = [&] {
+        wait_for_launch();
+        launch_dependents(); // not sooner: until here the gather's counters belong to the call before
+        now = schedule.length_now();
+    };
     for (int filled = 0;; ++filled) {
         if (step == 0) unit = number < total ? schedule.find(number) : Unit{-1, 0, 0, 0};
         if (known == kNothing) {
             if (lane == 0) shared.first = unit;
             barrier_arrive_named(kFirstBarrier, Scheme::Shape::kThreads - 32);
-            wait_for_launch();
-            launch_dependents(); // not sooner: until here the gather's counters belong to the call before
-            now = schedule.length_now();
+            if (recent < 0) wait_ahead();
             known = kHint;
         }
-        if (known == kHint && (filled == by_hint || unit.b < 0)) {
+        const int first = unit.first_token + lane * p.tiles_per_unit * p.tile + step * kStepTokens;
+        const int rows = lane < p.lanes ? step_rows(unit, first) : 0;
+        const bool asks = step == 0 && number >= p.grid && total > 2 * p.grid;
+        const bool waits = recent >= 0 && __any_sync(~0u, rows > 0 && first + rows > unit.length - recent);
+        if (known == kHint && (filled == by_hint || unit.b < 0 || asks || waits)) {
+            if (recent >= 0) wait_ahead();
             known = kLengths;
             const bool changed = schedule.changed(now);
             if (changed && filled > 0) {
-                // When the copies have landed the stage begins anew: no consumer has seen it.
-                barrier_wait(&shared.full[0], 0);
+                // When the copies have landed the stages begin anew: no consumer has seen them.
+                for (int s = 0; s < filled; ++s) barrier_wait(&shared.full[s], 0);
                 __syncwarp();
-                if (lane == 0) barrier_init_again(&shared.full[0], kProducerArrivals);
+                for (int s = lane; s < filled; s += 32) barrier_init_again(&shared.full[s], kProducerArrivals);
                 barrier_init_fence();
                 __syncwarp();
             }
@@ -195,11 +204,8 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
                 continue;
             }
         }
-        const int first = unit.first_token + lane * p.tiles_per_unit * p.tile + step * kStepTokens;
-        if (step == 0 && lane == 0 && number >= p.grid && total > 2 * p.grid) {
-            taken = atomicAdd(&work.control()->taken, 1u);
-        }
-        fill(work, shared, stages, stage, unit, first, lane < p.lanes ? step_rows(unit, first) : 0, step == 0);
+        if (asks && lane == 0) taken = atomicAdd(&work.control()->taken, 1u);
+        fill(work, shared, stages, stage, unit, first, rows, step == 0);
         if (unit.b < 0) return;
         stage.next(p.stages);
         // The stages of a unit, as the consumers count them: the first run is the longest.
@@ -282,31 +288,27 @@ __device__ inline void load_queries(const Work& work, ScoreShared<Scheme>& share
 template <class S>
 __device__ inline typename S::Sum* warp_products(const Plan& p, char* stages) {
     return reinterpret_cast<typename S::Sum*>(stages + p.stages * p.stage_bytes +
-                                              threadIdx.x / 32 * product_bytes(p.group));
-}
-
-// What the L2 is to keep of scores and weights: all, but for int8, where that costs more than it saves.
-template <class S>
-__device__ inline uint64_t stash_policy() {
-    return S::kInteger ? evict_normal() : evict_last();
+                                              anew(threadIdx.x) / 32 * product_bytes(p.group));
 }
 
 // Weights or scores and statistics of a tile, from its dot products to the scratch.
-template <class Scheme, bool SharedTable>
+template <class Scheme, bool SharedTable, bool HalfUp>
 __device__ inline void finish_tile(const Work& work, ScoreShared<Scheme>& shared,
-                                   const typename Scheme::Shape::Sum* products, uint16_t* stash, int visible, int t) {
+                                   char* stages, int row, int first_token, int visible) {
     using S = typename Scheme::Shape;
     const int warp = threadIdx.x / 32;
-    for_octets<S>(products, work.p.group, [&](int head, int octet, typename S::Sum(&x)[8]) {
+    for_octets<S>(warp_products<S>(work.p, stages), work.p.group, [&](int head, int octet, typename S::Sum(&x)[8]) {
         uint4 stored;
-        const auto stat = Scheme::template finish<SharedTable>(work, x, visible - octet * 8, shared.shift[warp][head],
+        const auto stat = Scheme::template finish<SharedTable, HalfUp>(work, x, visible - octet * 8, shared.shift[warp][head],
                                                                shared.table, stored);
         if (head < work.p.group) {
-            if (octet * 8 < work.p.tile) {
-                store_policy(reinterpret_cast<uint4*>(stash + head * work.p.tokens + octet * 8), stored,
-                             stash_policy<S>());
+            if (octet == 0) {
+                store_stat(work.stats<typename Scheme::Stat>(anew(row) + head) + (first_token >> work.p.tile_shift), stat);
             }
-            if (octet == 0) shared.stats[warp][head][t] = stat;
+            if (octet * 8 < work.p.tile) {
+                uint16_t* to = work.stash(anew(row) + head) + first_token + octet * 8;
+                store_policy(reinterpret_cast<uint4*>(to), stored, evict_last());
+            }
         }
     });
 }
@@ -314,7 +316,6 @@ __device__ inline void finish_tile(const Work& work, ScoreShared<Scheme>& shared
 template <class Scheme>
 __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* stages) {
     using S = typename Scheme::Shape;
-    using Stat = typename Scheme::Stat;
     const Plan& p = work.p;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = work.p.group;
     // Of the unit's runs, of the chunk's KV heads.
@@ -375,7 +376,6 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
         const int run_token = unit.first_token + run * p.tiles_per_unit * p.tile;
         const int stride = chunk_heads(work, unit.chunk) * S::kRowBytes;
         const char* keys = stages + (run * kStepTokens * p.chunk + chunk_head) * S::kRowBytes;
-        int tiles = 0;
         for (int t = 0; t < p.tiles_per_unit && t * p.tile < tokens; ++t) {
             for (int s = 0; s < p.steps && t * p.tile + s * kStepTokens < tokens; ++s) {
                 barrier_wait(&shared.full[stage.index], stage.parity);
@@ -393,29 +393,20 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
                     post(before, shared.units[warp]);
                 }
             }
-            const int visible = min(p.tile, tokens - (run * p.tiles_per_unit + t) * p.tile);
+            const int first = run_token + t * p.tile, visible = min(p.tile, unit.length - first);
             if (row >= 0 && visible > 0) {
-                tiles = t + 1;
-                uint16_t* stash = work.stash(anew(row)) + run_token + t * p.tile;
-                if (!S::kInteger || work.shares_table()) {
-                    finish_tile<Scheme, true>(work, shared, products, stash, visible, t);
+                if (!S::kInteger || (work.shares_table() && !work.a.half_up)) {
+                    finish_tile<Scheme, true, false>(work, shared, stages, row, first, visible);
+                } else if (work.shares_table()) {
+                    finish_tile<Scheme, true, true>(work, shared, stages, row, first, visible);
+                } else if (work.a.half_up) {
+                    finish_tile<Scheme, false, true>(work, shared, stages, row, first, visible);
                 } else {
-                    finish_tile<Scheme, false>(work, shared, products, stash, visible, t);
+                    finish_tile<Scheme, false, false>(work, shared, stages, row, first, visible);
                 }
             }
             __syncwarp();
         }
-        // Statistics of neighbouring tiles go out together, in whole sectors.
-        if (tiles > 0) {
-            for (int i = lane; i < group * 4; i += 32) {
-                const int head = i / 4, t = i % 4;
-                if (t < tiles) {
-                    Stat* to = work.stats<Stat>(row + head) + (run_token >> p.tile_shift) + t;
-                    store_policy(to, shared.stats[warp][head][t], evict_last());
-                }
-            }
-        }
-        __syncwarp();
         if (lane == 0) ++shared.units[warp];
     }
 }

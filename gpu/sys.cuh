@@ -23,7 +23,8 @@ __device__ inline uint32_t add_halves(uint4 x, uint32_t sum = 0) {
 template <class S>
 struct Sys {
     using Shape = S;
-    using Stat = uint2; // exponent of the power of two, sum of the weights
+    using Stat = uint2; // exponent of the power of two; sum of the weights, kValid: each is 0 until it is written
+    static constexpr uint32_t kValid = 1u << 31;
 
     // Scores ---------------------------------------------------------------------------------------------------------
 
@@ -31,7 +32,7 @@ struct Sys {
 
     // Weights and statistics of a tile for one query head by eight lanes: `x` are the dot products of this lane's eight
     // tokens, `seen` says how many of them count, `stored` is what the scratch gets.
-    template <bool SharedTable>
+    template <bool, bool>
     __device__ static Stat finish(const Work& work, float (&x)[8], int seen, int, const uint32_t*, uint4& stored) {
         if (seen < 8) {
 #pragma unroll
@@ -55,17 +56,24 @@ struct Sys {
         }
         stored = uint4{pair[0], pair[1], pair[2], pair[3]};
         const uint32_t sum = across_head(add_halves(stored), [](uint32_t a, uint32_t b) { return a + b; });
-        return {uint32_t(int(top)), sum};
+        return {uint32_t(int(top)), sum | kValid};
     }
 
     // Draw -----------------------------------------------------------------------------------------------------------
 
+    __device__ static bool valid(Stat stat) { return stat.y & kValid; }
+    __device__ static Stat invalid(Stat stat) { return {stat.x, stat.y & ~kValid}; }
+
     __device__ static int maximum(Stat stat) { return int(stat.x); }
 
     // A tile's mass relative to 2^top.
-    __device__ static uint64_t mass(const Work& work, const uint32_t*, Stat stat, int top, const uint16_t*, int) {
-        return uint64_t(stat.y) << work.p.exponent >> min(top - maximum(stat), 63);
+    __device__ static uint64_t mass(const Work& work, Stat stat, int top) {
+        return uint64_t(stat.y & ~kValid) << work.p.exponent >> min(top - maximum(stat), 63);
     }
+
+    // Whether that takes the tile's scores, and then the mass.
+    __device__ static bool is_far(const Work&, Stat, int) { return false; }
+    __device__ static uint64_t far_mass(const Work&, const uint32_t*, const uint16_t*, int, int) { return 0; }
 
     __device__ static uint32_t weight(const Work&, const uint32_t*, uint32_t stored, int) { return stored; }
 

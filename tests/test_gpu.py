@@ -316,6 +316,15 @@ def test_a_workspace_stays_with_the_calls_it_was_used_for(method: str, fake: Non
         DECODE[other](**arguments(other, workspace=given["workspace"]))
 
 
+@pytest.mark.parametrize("method", ["sys", "fixed"])
+def test_recent_is_checked(method: str, fake: None) -> None:
+    for allowed in (None, 0, 1, (1 << 31) - 1):
+        DECODE[method](**arguments(method, recent=allowed))
+    for recent in (-1, 1 << 31, 1.0, True):
+        with pytest.raises(ValueError, match=f"recent = {recent}: None or 0 to"):
+            DECODE[method](**arguments(method, recent=recent))
+
+
 @pytest.mark.parametrize("method", ["sys", "prop", "flash"])
 def test_wrong_arguments_of_float_methods_are_named(method: str, fake: None) -> None:
     for samples in (0, -3, (1 << 16) + 1, 2.0):

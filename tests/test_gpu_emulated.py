@@ -6,6 +6,7 @@ threads and copies in an order drawn from the test's seed.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from ctypes import CDLL
 
@@ -16,7 +17,7 @@ from emulated import EmulationError, build, on_processor
 from santa_hw import gpu
 from santa_hw.gpu.cases import Case, fixed_operands, float_operands
 from santa_hw.gpu.comparison import compare, golden, trace_fixed
-from santa_hw.gpu.validate.calls import late_outcomes
+from santa_hw.gpu.validate.calls import late_key_outcomes, late_outcomes
 from santa_hw.gpu.validate.systematic import counts_outcome
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++: apt-get install g++")
@@ -73,6 +74,23 @@ def test_sys_draws_the_references_counts(
     assert outcome.passed, outcome.measured
 
 
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> CDLL:
+    """Shared memory keeps the statistics of eight tiles at most: of longer rows they are read again and again."""
+    few = {"arguments.cuh": ("kMaxEntries = 2048;", "kMaxEntries = 8;")}
+    return build(tmp_path_factory.mktemp("forgetful"), edit=few)
+
+
+@pytest.mark.parametrize("lengths", [(300, 1, 129, 0), (4200,)], ids=str)  # 4200: two tiles a thread
+def test_rows_of_more_tiles_than_shared_memory_keeps(forgetful: CDLL, lengths: tuple[int, ...], seed: int) -> None:
+    cut = {"steps": 1, "tiles_per_unit": 1}
+    assert fixed_differences(forgetful, Case(4, 2, 128, lengths), cut, seed) == {}
+    operands = float_operands(Case(4, 2, 64, lengths), seed, torch.bfloat16, device="cpu")
+    with on_processor(forgetful, seed), gpu.tiling(**cut):
+        outcome = counts_outcome(operands, "more tiles than shared memory keeps", 64)
+    assert outcome.passed, outcome.measured
+
+
 def test_a_workspace_serves_call_after_call(emulated: CDLL, seed: int) -> None:
     assert calls_with_one_workspace(emulated, seed)
 
@@ -87,6 +105,25 @@ def calls_with_one_workspace(emulated: CDLL, seed: int) -> bool:
         arguments["workspace"] = gpu.workspace(gpu.decode_fixed, q, k, samples=samples)
         found = [gpu.decode_fixed(operands.design, **arguments).clone() for _ in range(3)]
     return all(torch.equal(one.reshape(expected.shape), expected) for one in found)
+
+
+def test_a_workspace_serves_other_lengths_and_tiles(emulated: CDLL, seed: int) -> None:
+    """What one call leaves behind must not look like another's statistics, wherever it has them."""
+    found = []
+    cases = [fixed_operands(Case(4, 2, 128, lengths), seed) for lengths in ((300, 97), (60, 97))]
+    with on_processor(emulated, seed):
+        sizes = []
+        for operands in cases:
+            q, k = (operands.on_device("cpu")[name] for name in ("q", "k"))
+            sizes.append(gpu.workspace(gpu.decode_fixed, q, k, samples=operands.design.samples))
+        workspace = max(sizes, key=len)
+        for steps, operands in itertools.product((4, 1, 2), cases):
+            expected = torch.from_numpy(golden(operands)["accumulators"]).to(torch.int32)
+            with gpu.tiling(steps=steps):
+                arguments = operands.on_device("cpu") | {"check": False, "workspace": workspace}
+                out = gpu.decode_fixed(operands.design, **arguments)
+            found.append(torch.equal(out.reshape(expected.shape), expected))
+    assert all(found), found
 
 
 LATE = [Case(4, 2, 128, RAGGED), Case(2, 1, 64, (5, 77, 1) * 11), Case(4, 2, 64, RAGGED, page_size=17)]
@@ -105,22 +142,47 @@ def test_lengths_that_are_not_read_again_are_found(tmp_path, seed: int) -> None:
         assert all(outcome.passed for outcome in late_outcomes(LATE[0], seed, "cpu"))
 
 
+@pytest.mark.parametrize("length", [1, 77, 300])
+def test_the_newest_keys_may_come_while_a_step_begins(emulated: CDLL, length: int, seed: int) -> None:
+    with on_processor(emulated, seed):
+        found = list(late_key_outcomes(Case(4, 2, 128, (length,)), seed, "cpu"))
+    assert not [outcome for outcome in found if not outcome.passed]
+
+
+def test_new_keys_that_are_fetched_too_early_are_found(tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
+    broken = build(tmp_path, edit={"scores.cuh": ("first + rows > unit.length - recent", "first > unit.length")})
+    with on_processor(broken, seed):
+        found = list(late_key_outcomes(Case(4, 2, 128, (77,)), seed, "cpu"))
+    wrong = [outcome.shape for outcome in found if not outcome.passed]
+    assert wrong and not any("recent = None" in shape for shape in wrong)
+
+
 @pytest.mark.parametrize(
     "file,old,new",
     [
-        ("fixed.cuh", "sum >>= further;", "sum >>= further + 1;"),  # arithmetic
+        ("fixed.cuh", "(sum >> further)", "(sum >> (further + 1))"),  # arithmetic
         ("scores.cuh", WAITS_FOR_KEYS, "if (row >= 0)"),
-        ("decode.cuh", "units * work.p.lanes);", "units * work.p.lanes + 1);"),
+        ("decode.cuh", "uint32_t(units * work.p.lanes)};", "uint32_t(units * work.p.lanes + 1)};"),
+        ("gather.cuh", "valid &= Scheme::valid(some[e]);", ""),
     ],
-    ids=["a wrong shift", "keys used before they land", "a wait for more than comes"],
+    ids=[
+        "a wrong shift",
+        "keys used before they land",
+        "a wait for more than comes",
+        "statistics used before they are written",
+    ],
 )
 def test_a_planted_fault_is_found(file: str, old: str, new: str, tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
     broken = build(tmp_path, "-DFIXED_128_ALONE", "-O0", edit={file: (old, new)})
-    found: object
-    try:
-        cut = {"steps": 4, "tiles_per_unit": 4}
-        found = fixed_differences(broken, Case(4, 2, 128, RAGGED), cut, seed)
-    except EmulationError as error:
-        found = error
+    found: object = {}
+    # Whether a race shows is up to the schedule.
+    cut = {"steps": 4, "tiles_per_unit": 4}
+    for schedule, lengths in itertools.product(range(seed, seed + 5), (RAGGED, (300,))):
+        try:
+            found = fixed_differences(broken, Case(4, 2, 128, lengths), cut, schedule)
+        except EmulationError as error:
+            found = error
+        if found:
+            break
     print(found)
     assert found

@@ -188,6 +188,15 @@ def check_design(design: Design) -> None:
         raise ValueError(f"head_dim = {design.head_dim}: on the GPU allowed are {', '.join(map(str, HEAD_DIMS))}")
 
 
+def check_recent(recent: int | None) -> int:
+    """What the kernels take for it: -1 for None."""
+    if recent is None:
+        return -1
+    if isinstance(recent, bool) or not isinstance(recent, int) or not 0 <= recent < 1 << 31:
+        raise ValueError(f"recent = {recent!r}: None or 0 to 2**31 - 1 is allowed")
+    return recent
+
+
 def check_counts(
     q: torch.Tensor, k: torch.Tensor, counts: torch.Tensor | None, unique: torch.Tensor | None, bound: int
 ) -> None:

@@ -46,7 +46,7 @@ class DecodeArguments(Structure):
         *[(name, c_void_p) for name in ("q", "lengths", "out", "workspace")],
         ("workspace_bytes", c_int64),
         ("max_length", c_int64),
-        *[(name, c_int32) for name in ("type", "batch", "heads", "kv_heads", "head_dim", "samples")],
+        *[(name, c_int32) for name in ("type", "batch", "heads", "kv_heads", "head_dim", "samples", "recent")],
         ("scale", c_float),
         *[(name, c_void_p) for name in ("shift", "table", "output_shift")],
         *[(name, c_int32) for name in ("score_frac", "score_bits", "weight_bits", "half_up", "rng_bits", "out_bits")],
@@ -62,7 +62,8 @@ class Plan(Structure):
     _fields_ = [
         *[(name, c_int32) for name in ("steps", "tile", "tile_shift", "tiles_per_unit")],
         *[(name, c_int32) for name in ("unit_tokens", "chunk", "chunks", "lanes", "group")],
-        *[(name, c_int32) for name in ("stages", "stage_bytes", "grid", "split", "small_gather", "kept", "exponent")],
+        *[(name, c_int32) for name in ("stages", "stage_bytes", "grid", "split", "split_shift", "small_gather")],
+        *[(name, c_int32) for name in ("kept", "exponent")],
         *[(name, c_int32) for name in ("score_shared", "gather_shared")],
         *[(name, c_int64) for name in ("tokens", "tiles", "counters_at", "stats_at", "stash_at", "bytes")],
     ]

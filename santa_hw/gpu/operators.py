@@ -23,7 +23,7 @@ import torch
 
 from santa_hw.design import Design
 from santa_hw.gpu import library
-from santa_hw.gpu.checks import DeviceDraw, check_call, check_counts, check_design, check_tensor
+from santa_hw.gpu.checks import DeviceDraw, check_call, check_counts, check_design, check_recent, check_tensor
 
 _TILING: ContextVar[dict[str, int]] = ContextVar("tiling", default={})  # noqa: B039 (never changed in place)
 
@@ -86,6 +86,7 @@ def shape_arguments(q: torch.Tensor, k: torch.Tensor, samples: int, max_length: 
         kv_heads=k.shape[2],
         head_dim=head_dim,
         samples=samples,
+        recent=-1,
         max_length=max_length,
         **_TILING.get(),
     )
@@ -222,13 +223,13 @@ def _fake(*_: Any) -> None:
 def _run_sys(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, page_table: torch.Tensor | None,
     sequence: torch.Tensor, position: torch.Tensor, seed: int, layer: int, samples: int, max_length: int,
-    out: torch.Tensor, workspace: torch.Tensor, scale: float, counts: torch.Tensor | None, mass: torch.Tensor | None,
-    offset: torch.Tensor | None,
+    out: torch.Tensor, workspace: torch.Tensor, recent: int, scale: float, counts: torch.Tensor | None,
+    mass: torch.Tensor | None, offset: torch.Tensor | None,
 ) -> None:  # fmt: skip
     arguments = decode_arguments(
         q, k, v, lengths, page_table, sequence, position, seed, layer, samples, max_length, out, workspace
     )
-    arguments.scale = scale
+    arguments.recent, arguments.scale = recent, scale
     arguments.counts, arguments.mass, arguments.offset = pointer(counts), pointer(mass), pointer(offset)
     arguments.keep = mass is not None  # a trace comes next
     with torch.cuda.device(q.device):
@@ -236,7 +237,10 @@ def _run_sys(
 
 
 register(
-    "decode_sys", "float scale, Tensor(c!)? counts, Tensor(d!)? mass, Tensor(e!)? offset", _run_sys, _planned_bytes
+    "decode_sys",
+    "int recent, float scale, Tensor(c!)? counts, Tensor(d!)? mass, Tensor(e!)? offset",
+    _run_sys,
+    _planned_bytes,
 )
 
 
@@ -259,6 +263,7 @@ def decode_sys(
     scale: float | None = None,
     page_table: torch.Tensor | None = None,
     max_length: int | None = None,
+    recent: int | None = None,
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
     counts: torch.Tensor | None = None,
@@ -286,6 +291,10 @@ def decode_sys(
         int32 (B, pages).
     max_length : int, optional
         Bound of all lengths; default N. Required with a page table.
+    recent : int, optional
+        How many of a sequence's newest keys the kernel ahead on the stream may be writing: it leaves the older ones
+        alone, and they are fetched while it drains. In a decode step that has just appended its key, 1. Default: it may
+        write any key, and none is fetched before it has ended. With a page table none is either.
     out : torch.Tensor, optional
         (B, H, d) of q's dtype.
     workspace : torch.Tensor, optional
@@ -314,7 +323,7 @@ def decode_sys(
     """
     bound = check_call(q, k, v, lengths, draw, samples, page_table, max_length, check)
     batch, heads, _ = q.shape
-    log2_scale = softmax_scale(scale, q.shape[2])
+    log2_scale, fresh = softmax_scale(scale, q.shape[2]), check_recent(recent)
     check_counts(q, k, counts, unique, bound)
     if out is None:
         out = torch.empty_like(q)
@@ -325,7 +334,7 @@ def decode_sys(
     workspace = given_or_made(workspace, decode_sys, q, k, samples, bound)
     torch.ops.santa_hw.decode_sys(
         q, k, v, lengths, page_table, draw.sequence, draw.position, draw.seed, draw.layer, samples, bound, out,
-        workspace, log2_scale, counts, mass, offset,
+        workspace, fresh, log2_scale, counts, mass, offset,
     )  # fmt: skip
     if trace is not None:
         trace |= _trace_sys(q, k, lengths, samples, bound, workspace) | {"mass": mass, "offset": offset}
@@ -382,14 +391,15 @@ _PER_KEY = ("scores", "weights", "counts")
 def _run_fixed(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, page_table: torch.Tensor | None,
     sequence: torch.Tensor, position: torch.Tensor, seed: int, layer: int, samples: int, max_length: int,
-    out: torch.Tensor, workspace: torch.Tensor, design: list[int], shift: torch.Tensor, table: torch.Tensor,
-    output_shift: torch.Tensor | None, scores: torch.Tensor | None, weights: torch.Tensor | None,
+    out: torch.Tensor, workspace: torch.Tensor, recent: int, design: list[int], shift: torch.Tensor,
+    table: torch.Tensor, output_shift: torch.Tensor | None, scores: torch.Tensor | None, weights: torch.Tensor | None,
     counts: torch.Tensor | None, mass: torch.Tensor | None, offset: torch.Tensor | None,
     ternary_counts: torch.Tensor | None, accumulators: torch.Tensor | None,
 ) -> None:  # fmt: skip
     arguments = decode_arguments(
         q, k, v, lengths, page_table, sequence, position, seed, layer, samples, max_length, out, workspace
     )
+    arguments.recent = recent
     for name, value in zip(_DESIGN_ARGUMENTS, design, strict=True):
         setattr(arguments, name, value)
     arguments.shift, arguments.table, arguments.output_shift = shift.data_ptr(), table.data_ptr(), pointer(output_shift)
@@ -404,8 +414,9 @@ def _run_fixed(
 
 register(
     "decode_fixed",
-    "int[] design, Tensor shift, Tensor table, Tensor? output_shift, Tensor(c!)? scores, Tensor(d!)? weights, "
-    "Tensor(e!)? counts, Tensor(f!)? mass, Tensor(g!)? offset, Tensor(h!)? ternary_counts, Tensor(i!)? accumulators",
+    "int recent, int[] design, Tensor shift, Tensor table, Tensor? output_shift, Tensor(c!)? scores, "
+    "Tensor(d!)? weights, Tensor(e!)? counts, Tensor(f!)? mass, Tensor(g!)? offset, Tensor(h!)? ternary_counts, "
+    "Tensor(i!)? accumulators",
     _run_fixed,
     _planned_bytes,
 )
@@ -428,6 +439,7 @@ def decode_fixed(
     output_shift: torch.Tensor | None = None,
     page_table: torch.Tensor | None = None,
     max_length: int | None = None,
+    recent: int | None = None,
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
     trace: dict[str, torch.Tensor] | None = None,
@@ -444,7 +456,7 @@ def decode_fixed(
         int8 codes, shapes as for :func:`decode_sys`.
     shift : torch.Tensor
         int32 (B, H): right shift from a dot product to a score; negative: left.
-    lengths, draw, page_table, max_length, workspace, check
+    lengths, draw, page_table, max_length, recent, workspace, check
         As for :func:`decode_sys`.
     output_shift : torch.Tensor, optional
         int32 (KV, d): right shift from an accumulator to an output code; needed if, and only if, the design has an
@@ -486,6 +498,7 @@ def decode_fixed(
     kept = _check_trace(design, {name: x for name, x in (trace or {}).items() if name != "unique"}, q, bound)
     unique = None if trace is None else trace.get("unique")
     check_counts(q, k, kept.get("counts"), unique, bound)
+    fresh = check_recent(recent)
     table = _table(design.table.astype(np.uint32).tobytes(), q.device)
     ternary = design.scores == "ternary"
     numbers = [
@@ -495,7 +508,7 @@ def decode_fixed(
     workspace = given_or_made(workspace, decode_fixed, q, k, design.samples, bound)
     torch.ops.santa_hw.decode_fixed(
         q, k, v, lengths, page_table, draw.sequence, draw.position, draw.seed, draw.layer, design.samples, bound,
-        out, workspace, [int(x) for x in numbers], shift, table, output_shift,
+        out, workspace, fresh, [int(x) for x in numbers], shift, table, output_shift,
         *(kept.get(name) for name in TRACE_TYPES),
     )  # fmt: skip
     if unique is not None:

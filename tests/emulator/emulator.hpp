@@ -82,7 +82,6 @@ struct Fiber {
     Block* block;
     dim3 thread;
     int cluster_generation = 0;
-    std::vector<std::function<void()>> copies; // cp.async of this thread
     bool (*ready)(void*) = nullptr;            // what it waits for
     void* argument = nullptr;
     bool done = false;

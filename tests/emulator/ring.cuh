@@ -40,21 +40,20 @@ inline void stage_issued(uint64_t*) {}
 
 inline uint64_t evict_first() { return 0; }
 inline uint64_t evict_last() { return 0; }
-inline uint64_t evict_normal() { return 0; }
 inline void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* full, uint64_t) {
     emulator::copies.push_back({to, from, bytes, full});
 }
 template <typename X>
-inline void copy_async(X* to, const X* from) {
-    emulator::now->copies.push_back([=] { *to = *from; });
-}
-inline void copy_async_wait() {
-    for (auto& copy : emulator::now->copies) copy();
-    emulator::now->copies.clear();
-}
-template <typename X>
 inline void store_policy(X* to, X x, uint64_t) {
     *to = x;
+}
+template <typename Stat>
+inline void store_stat(Stat* to, Stat x) {
+    *to = x;
+}
+template <typename Stat>
+inline Stat load_stat(const Stat* p) {
+    return *p;
 }
 // Whoever reads it afterwards is wrong.
 inline void discard_line(void* line) { std::memset(line, 0xa5, 128); }

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import torch
 
-from santa_hw.gpu.validate.calls import graph_replay, late_lengths, operators, refused, streams, unread_values
+from santa_hw.gpu.validate.calls import (
+    graph_replay,
+    late_keys,
+    late_lengths,
+    operators,
+    refused,
+    streams,
+    unread_values,
+)
 from santa_hw.gpu.validate.fixed import (
     fixed_any_tiling,
     fixed_beyond_32_bits,
@@ -65,6 +73,7 @@ CHECKS: tuple[Check, ...] = (
     graph_replay,
     streams,
     late_lengths,
+    late_keys,
     unread_values,
     operators,
     refused,

@@ -77,27 +77,66 @@ def late_lengths(seed: int, captured: Path | None) -> Iterator[Outcome]:
 
 def late_outcomes(case: Case, seed: int, device: str = "cuda") -> Iterator[Outcome]:
     """The same for one case."""
-    floats, codes = float_operands(case, seed, torch.bfloat16, device).on_device(), fixed_operands(case, seed)
-    samples = codes.design.samples
-    for name, call in (
-        ("sys", _Call(gpu.decode_sys, (), floats | {"samples": samples})),
-        ("fixed", _Call(gpu.decode_fixed, (codes.design,), codes.on_device(device))),
-    ):
-        lengths, q, k = (call.arguments[argument] for argument in ("lengths", "q", "k"))
+    for name, call in _late_calls(case, seed, device):
+        lengths = call.arguments["lengths"]
         right, expected = lengths.clone(), call.run().clone()
-        workspace = gpu.workspace(call.method, q, k, samples=samples, max_length=call.arguments.get("max_length"))
+        workspace = _workspace_of(call)
         out = torch.empty_like(expected)
         before = {"others": right.flip(0), "longest": torch.full_like(right, int(right.max())), "none": right * 0}
-        for what, stale in before.items():
-            lengths.copy_(stale)
+        for recent in (None, 1):
+            for what, stale in before.items():
+                lengths.copy_(stale)
+                out.fill_(-1)
+                _copy_late(right, lengths)
+                call.run(check=False, out=out, workspace=workspace, recent=recent)
+                shape = f"{name}, {case}, recent = {recent}, {what} before"
+                yield Outcome("late_lengths", shape, bool(torch.equal(out, expected)), {})
+
+
+def late_keys(seed: int, captured: Path | None) -> Iterator[Outcome]:
+    """The newest keys may be written while the kernel has begun, if `recent` says so; by default every key may."""
+    for length in (1, 77, 1000, 5000):
+        yield from late_key_outcomes(Case(4, 2, 128, (length,)), seed)
+
+
+def late_key_outcomes(case: Case, seed: int, device: str = "cuda") -> Iterator[Outcome]:
+    """The same for one case, of one sequence."""
+    for name, call in _late_calls(case, seed, device):
+        k, length = call.arguments["k"], int(call.arguments["lengths"][0])
+        expected, right = call.run().clone(), k.clone()
+        workspace = _workspace_of(call)
+        out = torch.empty_like(expected)
+        for recent in (None, 1, 3, 64):
+            late = length if recent is None else min(recent, length)
+            k[0, length - late : length] = 1
             out.fill_(-1)
-            stream = None
-            if device == "cuda":
-                torch.cuda.synchronize()
-                stream = torch.cuda.current_stream().cuda_stream
-            library.call("santa_hw_copy_late", right.data_ptr(), lengths.data_ptr(), lengths.numel(), stream)
-            call.run(check=False, out=out, workspace=workspace)
-            yield Outcome("late_lengths", f"{name}, {case}, {what} before", bool(torch.equal(out, expected)), {})
+            new = right[0, length - late : length]
+            _copy_late(new, k[0, length - late : length])
+            call.run(check=False, out=out, workspace=workspace, recent=recent)
+            equal = bool(torch.equal(out, expected))
+            k.copy_(right)
+            yield Outcome("late_keys", f"{name}, {case}, recent = {recent}", equal, {})
+
+
+def _late_calls(case: Case, seed: int, device: str) -> Iterator[tuple[str, _Call]]:
+    floats, codes = float_operands(case, seed, torch.bfloat16, device).on_device(), fixed_operands(case, seed)
+    yield "sys", _Call(gpu.decode_sys, (), floats | {"samples": codes.design.samples})
+    yield "fixed", _Call(gpu.decode_fixed, (codes.design,), codes.on_device(device))
+
+
+def _workspace_of(call: _Call) -> torch.Tensor:
+    given = call.arguments
+    samples = given["samples"] if "samples" in given else call.leading[0].samples
+    return gpu.workspace(call.method, given["q"], given["k"], samples=samples, max_length=given.get("max_length"))
+
+
+def _copy_late(right: torch.Tensor, to: torch.Tensor) -> None:
+    """Have a kernel copy 32-bit words while the one behind it has already begun."""
+    stream = None
+    if to.device.type == "cuda":
+        torch.cuda.synchronize()
+        stream = torch.cuda.current_stream().cuda_stream
+    library.call("santa_hw_copy_late", right.data_ptr(), to.data_ptr(), to.nbytes // 4, stream)
 
 
 def unread_values(seed: int, captured: Path | None) -> Iterator[Outcome]:
