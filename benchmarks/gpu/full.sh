@@ -58,7 +58,7 @@ tail -n 3 "$out/sanitizer.log"
 step "examples of the docs" examples
 step bench "${santa[@]}" gpu bench --json "$out/bench.json" --plot "$out/bench.svg"
 step "bench, persisting L2" "${santa[@]}" gpu bench --persist-l2 12 --shapes 1x4k,1x32k,1x128k,4x32k,16x32k,16x128k \
-  --methods cudnn,torch-flash,flashinfer,flash-attention,sys,fixed --json "$out/bench-l2.json"
+  --methods cudnn,torch-flash,flashinfer,flash-attention,sys,sys-recent,fixed,fixed-recent --json "$out/bench-l2.json"
 
 printf '\n== done (after %d s)\n' "$SECONDS"
 if ((${#failed[@]})); then

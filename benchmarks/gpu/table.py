@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+OURS = ("sys", "sys-recent", "fixed", "fixed-recent")
+
 
 def speed(document: dict[str, Any], eager: bool) -> str:
     """Microseconds of each method and shape, with the speed over the best dense backend where it is a sampled one."""
@@ -24,20 +26,19 @@ def speed(document: dict[str, Any], eager: bool) -> str:
         for shape in shapes:
             row = found[method, shape]
             time = row["eager_us" if eager else "graph_us"]
-            over = (
-                f" ({row['over_dense']:.2f})" if not eager and method in ("sys", "fixed") and row["over_dense"] else ""
-            )
+            over = f" ({row['over_dense']:.2f})" if not eager and method in OURS and row["over_dense"] else ""
             cells.append("–" if time is None else f"{time:.1f}{over}")
         lines.append(_line([method, *cells]))
     if not eager:
-        for method in ("sys", "fixed"):
+        for method in (method for method in OURS if method in methods):
             cells = [_percent(found[method, shape]["floor_share"]) for shape in shapes]
             lines.append(_line([f"{method}, share of its floor", *cells]))
             cells = [_terabytes(found[method, shape]["bytes_per_second"]) for shape in shapes]
             lines.append(_line([f"{method}, TB/s", *cells]))
-        if any(row["over_fp8"] for row in rows):
-            cells = [_number(found["fixed", shape]["over_fp8"]) for shape in shapes]
-            lines.append(_line(["fixed over flashinfer-fp8", *cells]))
+        for method in ("fixed", "fixed-recent"):
+            if method in methods and any(row["over_fp8"] for row in rows):
+                cells = [_number(found[method, shape]["over_fp8"]) for shape in shapes]
+                lines.append(_line([f"{method} over flashinfer-fp8", *cells]))
     environment = ", ".join(f"{name} {value}" for name, value in document["environment"].items())
     notes = dict.fromkeys(f"{row['method']}: {row['note']}" for row in rows if row["note"])
     return "\n".join([*lines, "", f"({environment}; {'; '.join(notes)})"])

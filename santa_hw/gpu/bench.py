@@ -1,12 +1,13 @@
 """Speed of the decode kernels beside dense attention and the read floors, all in one run on one GPU.
 
-Two protocols. *graph*: a CUDA graph with one call on each of several K/V sets, so many that what the method under test
-reads is at least four times the L2 cache, replayed and divided. *eager*: 10 warm-up and 40 timed calls, CUDA events,
-512 MB updated in place before each so that the cache is cold (arXiv 2605.01910, App. Q). Medians.
+Two protocols. *graph*: a CUDA graph of at least 16 calls, which take turns with so many K/V sets that what the method
+under test reads of them is at least four times the L2 cache, replayed and divided. *eager*: 10 warm-up and 40 timed
+calls, CUDA events, 512 MB updated in place before each so that the cache is cold (arXiv 2605.01910, App. Q). Medians.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import math
@@ -28,7 +29,7 @@ SHAPES = ("1x4k", "1x8k", "1x16k", "1x32k", "1x128k", "4x4k", "4x32k", "4x128k",
 HEADS, KV_HEADS, HEAD_DIM, SAMPLES, FLASH_SAMPLES = 32, 8, 128, 128, 2048
 
 WARM_UP, TIMED, FLUSH_BYTES = 10, 40, 512_000_000
-L2_MULTIPLE, LEAST_SETS, REPLAYS = 4, 2, 7
+L2_MULTIPLE, LEAST_SETS, LEAST_CALLS, REPLAYS = 4, 2, 16, 7
 
 DENSE = ("cudnn", "torch-flash", "flashinfer", "flash-attention")
 """Backends that read all of K and V in bf16; the best of them is what a speed-up is over."""
@@ -144,7 +145,11 @@ def make_sets(batch: int, keys: int, dtype: torch.dtype) -> Sets:
 
 
 def time_graph(call: Call, sets: int) -> float:
-    """Microseconds a call: replays of a graph with one call on each set, median of several, divided."""
+    """Microseconds a call: replays of a graph of calls on each set in turn, median of several, divided.
+
+    A graph's start takes microseconds, during which nothing runs: with few calls it would be a part of each.
+    """
+    calls = sets * math.ceil(LEAST_CALLS / sets)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -153,14 +158,14 @@ def time_graph(call: Call, sets: int) -> float:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for i in range(sets):
-            call(i)
+        for i in range(calls):
+            call(i % sets)
     graph.replay()
     torch.cuda.synchronize()
     first = _elapsed(graph.replay)
     # A measurement of some milliseconds, whatever the shape.
     repeats = max(1, min(50, round(5000 / max(1.0, first))))
-    return statistics.median(_elapsed(graph.replay, repeats) for _ in range(REPLAYS)) / (repeats * sets)
+    return statistics.median(_elapsed(graph.replay, repeats) for _ in range(REPLAYS)) / (repeats * calls)
 
 
 def time_eager(call: Call, sets: int) -> float:
@@ -226,24 +231,28 @@ def _draw(sets: Sets) -> gpu.DeviceDraw:
     return gpu.DeviceDraw(seed=0, layer=0, sequence=torch.arange(batch, device=sets.q.device), position=position)
 
 
-def _sampled(decode: Callable[..., torch.Tensor], samples: int) -> Callable[[Sets], Call]:
+RECENT = "-recent"
+"""Ends the names of methods that are told that the kernel ahead writes at most the newest key."""
+
+
+def _sampled(decode: Callable[..., torch.Tensor], samples: int, **more: Any) -> Callable[[Sets], Call]:
     def prepare(sets: Sets) -> Call:
         draw, out = _draw(sets), torch.empty_like(sets.q)
         workspace = gpu.workspace(decode, sets.q, sets.k[0], samples=samples)
         options = dict(lengths=sets.lengths, draw=draw, samples=samples, out=out, workspace=workspace, check=False)
-        return lambda i: decode(sets.q, sets.k[i], sets.v[i], **options)
+        return lambda i: decode(sets.q, sets.k[i], sets.v[i], **options, **more)
 
     return prepare
 
 
-def _fixed(sets: Sets) -> Call:
+def _fixed(sets: Sets, recent: int | None = None) -> Call:
     batch, keys = sets.k[0].shape[:2]
     design = fixed_design(keys)
     shift = torch.full((batch, HEADS), FIXED_SHIFT, dtype=torch.int32, device=sets.q.device)
     out = torch.empty(sets.q.shape, dtype=torch.int32, device=sets.q.device)
     workspace = gpu.workspace(gpu.decode_fixed, sets.q, sets.k[0], samples=SAMPLES)
     options: dict[str, Any] = dict(
-        shift=shift, lengths=sets.lengths, draw=_draw(sets), out=out, workspace=workspace, check=False
+        shift=shift, lengths=sets.lengths, draw=_draw(sets), recent=recent, out=out, workspace=workspace, check=False
     )
     return lambda i: gpu.decode_fixed(design, sets.q, sets.k[i], sets.v[i], **options)
 
@@ -330,12 +339,14 @@ def methods() -> list[Method]:
         Method("flashinfer", bf16, _flashinfer, True, "pages of 16, tensor cores"),
         Method("flash-attention", bf16, _flash_attention, True),
         Method("sys", bf16, _sampled(gpu.decode_sys, SAMPLES), False, f"S = {SAMPLES}"),
+        Method(f"sys{RECENT}", bf16, _sampled(gpu.decode_sys, SAMPLES, recent=1), False, "recent = 1"),
         Method("prop", bf16, _sampled(gpu.decode_prop, SAMPLES), False, f"S = {SAMPLES}"),
         Method("flash", bf16, _sampled(gpu.decode_flash, FLASH_SAMPLES), False, f"S = {FLASH_SAMPLES}"),
         Method("read K, int8", int8, _read(False), False),
         Method("read K and V, int8", int8, _read(True), True),
         Method("flashinfer-fp8", int8, _flashinfer, True, "fp8 e4m3 K and V, bf16 query, pages of 16, tensor cores"),
         Method("fixed", int8, _fixed, False, f"S = {SAMPLES}"),
+        Method(f"fixed{RECENT}", int8, functools.partial(_fixed, recent=1), False, "recent = 1"),
     ]
 
 
@@ -422,19 +433,20 @@ def measure(method: Method, shape: str, sets: Sets) -> Measurement:
 
 def _sampled_bytes(method: Method, sets: Sets) -> int:
     """Bytes of the distinct value rows that a sampled method reads, counted on the first set."""
-    if method.name not in ("sys", "prop", "flash", "fixed"):
+    name = method.name.removesuffix(RECENT)
+    if name not in ("sys", "prop", "flash", "fixed"):
         return 0
     batch, keys = sets.k[0].shape[:2]
     counts = torch.zeros((batch, HEADS, keys), dtype=torch.int32, device=sets.q.device)
-    if method.name == "fixed":
+    if name == "fixed":
         shift = torch.full((batch, HEADS), FIXED_SHIFT, dtype=torch.int32, device=sets.q.device)
         gpu.decode_fixed(
             fixed_design(keys), sets.q, sets.k[0], sets.v[0], shift=shift, lengths=sets.lengths, draw=_draw(sets),
             trace={"counts": counts},
         )  # fmt: skip
     else:
-        decode = {"sys": gpu.decode_sys, "prop": gpu.decode_prop, "flash": gpu.decode_flash}[method.name]
-        samples = FLASH_SAMPLES if method.name == "flash" else SAMPLES
+        decode = {"sys": gpu.decode_sys, "prop": gpu.decode_prop, "flash": gpu.decode_flash}[name]
+        samples = FLASH_SAMPLES if name == "flash" else SAMPLES
         decode(
             sets.q, sets.k[0], sets.v[0], lengths=sets.lengths, draw=_draw(sets), samples=samples, counts=counts
         )  # fmt: skip
@@ -521,7 +533,8 @@ def plot(found: Sequence[Measurement], path: Path) -> None:
     from matplotlib.figure import Figure
 
     shapes = list(dict.fromkeys(row.shape for row in found))
-    drawn = ("read K, int8", "fixed", "read K, bf16", "sys", "prop", "flash", "flashinfer-fp8")
+    ours = ("fixed", f"fixed{RECENT}"), ("sys", f"sys{RECENT}", "prop", "flash")
+    drawn = ("read K, int8", *ours[0], "read K, bf16", *ours[1], "flashinfer-fp8")
     times = {(row.method, row.shape): row.over_dense for row in found}
     present = [name for name in drawn if any(times.get((name, shape)) is not None for shape in shapes)]
     figure = Figure(figsize=(1.1 * len(shapes) + 3, 4.2), layout="constrained")
