@@ -199,6 +199,7 @@ def accuracy(
     """
     with reporting():
         from santa_hw import sweep
+        from santa_hw.accuracy_rows import check_shown
         from santa_hw.design import load_budgets
 
         _check_given(ctx)
@@ -228,6 +229,8 @@ def accuracy(
         sweep.check_keys(points, size)
         _check_plot(plot, {"--json": json_file, "--text": text, "--data": data, "--design": design, "--model": model})
         rows = sweep.Rows(json_file)
+        if rows.rows:
+            check_shown(rows.rows, json_file)
         with _keeping(json_file):
             _say(f"Loading {model}")
             loaded = _load(model, device, dtype)

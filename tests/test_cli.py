@@ -372,6 +372,16 @@ def test_a_file_that_holds_something_else_stays(accuracy, tmp_path):
     assert json.loads((tmp_path / "rows.json").read_text()) == {"precious": 1}
 
 
+def test_a_damaged_row_is_named_before_the_work(accuracy, tmp_path, monkeypatch):
+    assert accuracy("--method", "float-dense").exit_code == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    rows[0]["kl_to_dense"] = "low"
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    monkeypatch.setattr(sweep, "run", None)
+    refused(accuracy("--method", "float-dense"), "rows.json, row 1: kl_to_dense = 'low': a finite number")
+    assert json.loads((tmp_path / "rows.json").read_text()) == rows
+
+
 def test_mid_run_errors_say_where_the_results_are(accuracy, tmp_path, monkeypatch):
     measure = sweep.measure
 
