@@ -292,9 +292,10 @@ def decode_sys(
     max_length : int, optional
         Bound of all lengths; default N. Required with a page table.
     recent : int, optional
-        How many of a sequence's newest keys the kernel ahead on the stream may be writing: it leaves the older ones
-        alone, and they are fetched while it drains. In a decode step that has just appended its key, 1. Default: it may
-        write any key, and none is fetched before it has ended. With a page table none is either.
+        How many of a sequence's newest keys may be on their way: the kernel ahead on the stream, and others that still
+        run, leave the older ones alone, and these are fetched meanwhile. In a decode step that has just appended its
+        key, 1. Default: any may be, and none is fetched before the kernel ahead has ended. With a page table none is
+        either.
     out : torch.Tensor, optional
         (B, H, d) of q's dtype.
     workspace : torch.Tensor, optional
