@@ -139,8 +139,9 @@ def workspace(
 ) -> torch.Tensor:
     """A workspace for calls of one shape, uint8, zeros where they must be; calls on one stream may share it.
 
-    Counters lie in it that each call leaves at zero, and their places follow from the method, the sequences and the
-    query heads: calls that differ in these are refused. Keys and samples may differ, as long as it is large enough.
+    Counters and tile statistics lie in it that each call leaves at zero, and their places follow from the method, the
+    sequences and the query heads: calls that differ in these are refused. Keys and samples may differ, as long as it
+    is large enough.
 
     Parameters
     ----------
