@@ -87,7 +87,7 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     p.split_shift = log2_ceil(p.split);
     // Statistics are zero between calls. Whatever the calls' keys and tiles, none's stash gets to where another has
     // them: they are at the end, with room for the smallest tiles.
-    const int64_t stats_bytes = aligned(rows * std::max(p.tiles, p.tokens / kStepTokens) * stat_bytes);
+    const int64_t stats_bytes = aligned(rows * (p.tokens / kStepTokens) * stat_bytes);
     p.counters_at = aligned(sizeof(Control));
     p.stash_at = p.counters_at + aligned(rows * kLineBytes);
     p.bytes = p.stash_at + aligned(rows * p.tokens * 2) + stats_bytes;

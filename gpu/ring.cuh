@@ -185,11 +185,13 @@ __device__ inline void store_stat(Stat* to, Stat stat) {
     if constexpr (sizeof(Stat) == 16) {
         unsigned __int128 x;
         memcpy(&x, &stat, sizeof(x));
-        asm volatile("st.relaxed.gpu.global.L2::cache_hint.b128 [%0], %1, %2;" ::"l"(to), "q"(x), "l"(policy) : "memory");
+        asm volatile("st.relaxed.gpu.global.L2::cache_hint.b128 [%0], %1, %2;" ::"l"(to), "q"(x), "l"(policy)
+                     : "memory");
     } else {
         uint64_t x;
         memcpy(&x, &stat, sizeof(x));
-        asm volatile("st.relaxed.gpu.global.L2::cache_hint.b64 [%0], %1, %2;" ::"l"(to), "l"(x), "l"(policy) : "memory");
+        asm volatile("st.relaxed.gpu.global.L2::cache_hint.b64 [%0], %1, %2;" ::"l"(to), "l"(x), "l"(policy)
+                     : "memory");
     }
 }
 

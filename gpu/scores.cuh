@@ -299,11 +299,12 @@ __device__ inline void finish_tile(const Work& work, ScoreShared<Scheme>& shared
     const int warp = threadIdx.x / 32;
     for_octets<S>(warp_products<S>(work.p, stages), work.p.group, [&](int head, int octet, typename S::Sum(&x)[8]) {
         uint4 stored;
-        const auto stat = Scheme::template finish<SharedTable, HalfUp>(work, x, visible - octet * 8, shared.shift[warp][head],
-                                                               shared.table, stored);
+        const auto stat = Scheme::template finish<SharedTable, HalfUp>(
+            work, x, visible - octet * 8, shared.shift[warp][head], shared.table, stored);
         if (head < work.p.group) {
             if (octet == 0) {
-                store_stat(work.stats<typename Scheme::Stat>(anew(row) + head) + (first_token >> work.p.tile_shift), stat);
+                store_stat(work.stats<typename Scheme::Stat>(anew(row) + head) + (first_token >> work.p.tile_shift),
+                           stat);
             }
             if (octet * 8 < work.p.tile) {
                 uint16_t* to = work.stash(anew(row) + head) + first_token + octet * 8;

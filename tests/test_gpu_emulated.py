@@ -163,7 +163,7 @@ def test_new_keys_that_are_fetched_too_early_are_found(tmp_path, seed: int) -> N
         ("fixed.cuh", "(sum >> further)", "(sum >> (further + 1))"),  # arithmetic
         ("scores.cuh", WAITS_FOR_KEYS, "if (row >= 0)"),
         ("decode.cuh", "uint32_t(units * work.p.lanes)};", "uint32_t(units * work.p.lanes + 1)};"),
-        ("gather.cuh", "valid &= Scheme::valid(some[e]);", ""),
+        ("head_tiles.cuh", "valid &= Scheme::valid(some[e]);", ""),
     ],
     ids=[
         "a wrong shift",
