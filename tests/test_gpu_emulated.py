@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Iterator
 from ctypes import CDLL
 
 import pytest
@@ -91,20 +92,39 @@ def test_rows_of_more_tiles_than_shared_memory_keeps(forgetful: CDLL, lengths: t
     assert outcome.passed, outcome.measured
 
 
-def test_a_workspace_serves_call_after_call(emulated: CDLL, seed: int) -> None:
-    assert calls_with_one_workspace(emulated, seed)
+CALLS = [
+    (RAGGED, {"multiprocessors": 2, "steps": 1, "tiles_per_unit": 1}),  # few blocks take most units by the counter
+    ((300,), {"steps": 4, "tiles_per_unit": 4}),  # statistics are looked for from the beginning
+]
 
 
-def calls_with_one_workspace(emulated: CDLL, seed: int) -> bool:
-    """Whether three calls leave it as they found it; few blocks, which take most of their units by the counter."""
-    operands = fixed_operands(Case(4, 2, 128, RAGGED), seed)
-    arguments = operands.on_device("cpu") | {"check": False}
-    expected = torch.from_numpy(golden(operands)["accumulators"]).to(torch.int32)
-    with on_processor(emulated, seed), gpu.tiling(multiprocessors=2, steps=1, tiles_per_unit=1):
-        q, k, samples = arguments["q"], arguments["k"], operands.design.samples
-        arguments["workspace"] = gpu.workspace(gpu.decode_fixed, q, k, samples=samples)
-        found = [gpu.decode_fixed(operands.design, **arguments).clone() for _ in range(3)]
-    return all(torch.equal(one.reshape(expected.shape), expected) for one in found)
+@pytest.mark.parametrize("lengths,cut", CALLS, ids=str)
+def test_a_workspace_serves_call_after_call(
+    emulated: CDLL, lengths: tuple[int, ...], cut: dict[str, int], seed: int
+) -> None:
+    assert all(calls_with_one_workspace(emulated, lengths, cut, seed))
+
+
+def test_statistics_of_the_call_before_are_found(tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
+    broken = build(tmp_path, "-DFIXED_128_ALONE", "-O0", edit={"gather.cuh": ("    tiles.invalidate();\n", "")})
+    assert not all(itertools.chain(*(calls_with_one_workspace(broken, *CALLS[1], seed + i) for i in range(5))))
+
+
+def calls_with_one_workspace(
+    emulated: CDLL, lengths: tuple[int, ...], cut: dict[str, int], seed: int
+) -> Iterator[bool]:
+    """Whether each of three calls, on operands in turn, finds the workspace as the first did."""
+    workspace = None
+    with on_processor(emulated, seed), gpu.tiling(**cut):
+        for call in range(3):
+            operands = fixed_operands(Case(4, 2, 128, lengths), seed + call % 2)
+            arguments = operands.on_device("cpu") | {"check": False}
+            if workspace is None:
+                q, k = arguments["q"], arguments["k"]
+                workspace = gpu.workspace(gpu.decode_fixed, q, k, samples=operands.design.samples)
+            found = gpu.decode_fixed(operands.design, **arguments, workspace=workspace)
+            expected = torch.from_numpy(golden(operands)["accumulators"]).to(torch.int32)
+            yield torch.equal(found.reshape(expected.shape), expected)
 
 
 def test_a_workspace_serves_other_lengths_and_tiles(emulated: CDLL, seed: int) -> None:
