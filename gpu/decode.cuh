@@ -18,10 +18,13 @@ namespace santa {
 template <class Scheme>
 constexpr bool kWide = Scheme::Shape::kDim > 128;
 
-// Blocks of the gather: warps, and samples that a team has in flight. Small ones share a query head of few tiles.
+// Blocks of the gather: warps, and samples that a team has in flight. Small ones share a query head of few tiles; one
+// that is alone with a query head has more samples a team.
 template <class Scheme>
 constexpr int kLargeWarps = Scheme::Shape::kInteger || kWide<Scheme> ? 8 : 16;
 constexpr int kLargeInFlight = 2, kSmallWarps = 8, kSmallInFlight = 1;
+template <class Scheme>
+constexpr int kAloneInFlight = Scheme::Shape::kInteger && !kWide<Scheme> ? 4 : kLargeInFlight;
 
 // The offset's random word of a query head.
 __device__ inline uint32_t offset_word(const Work& work, int b, int head) {
@@ -133,7 +136,8 @@ cudaError_t launch(const Work& work, cudaStream_t stream) {
     const Grid score{dim3(p.grid), Scheme::Shape::kThreads, p.score_shared, true};
     if (cudaError_t error = start(score_kernel<Scheme>, score, stream, work)) return error;
     const auto gather = p.small_gather ? gather_kernel<AnyGroup, kSmallWarps, kSmallInFlight>
-                                       : gather_kernel<AnyGroup, kLargeWarps<AnyGroup>, kLargeInFlight>;
+                        : p.split == 1   ? gather_kernel<AnyGroup, kLargeWarps<AnyGroup>, kAloneInFlight<AnyGroup>>
+                                         : gather_kernel<AnyGroup, kLargeWarps<AnyGroup>, kLargeInFlight>;
     const int warps = p.small_gather ? kSmallWarps : kLargeWarps<AnyGroup>;
     const Grid grid{dim3(work.a.heads * p.split, work.a.batch), warps * 32, p.gather_shared, true, p.split};
     return start(gather, grid, stream, work);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <climits>
+#include <type_traits>
 
 #include "arguments.cuh"
 #include "arithmetic.cuh"
@@ -13,32 +14,38 @@
 
 namespace santa {
 
-// The low four bits, one a byte.
-__device__ inline uint32_t spread(uint32_t x) { return ((x & 15) * 0x00204081u) & 0x01010101u; }
-
-// How many of eight words have each bit set, in binary: bit i of digit k is digit k of bit i's count.
+// How many of eight words have bit 0, 1, ... 8 set.
 struct BitCounts {
-    uint32_t digit[4];
+    uint32_t low, high, last; // of bits 0-3 and of bits 4-7, a byte each; of bit 8
 
     __device__ explicit BitCounts(const uint32_t (&x)[8]) {
-        // Full adders, bit by bit: two make two of three words, and what they carry counts twice.
+        // Full adders, bit by bit: two make two of three words, and what they carry counts twice. Bit i of digit k is
+        // then digit k of bit i's count.
         const auto odd = [](uint32_t a, uint32_t b, uint32_t c) { return a ^ b ^ c; };
         const auto carry = [](uint32_t a, uint32_t b, uint32_t c) { return (a & b) | (c & (a | b)); };
         const uint32_t a = odd(x[0], x[1], x[2]), b = odd(x[3], x[4], x[5]), c = odd(x[6], x[7], a);
         const uint32_t twos[4] = {carry(x[0], x[1], x[2]), carry(x[3], x[4], x[5]), carry(x[6], x[7], a), b & c};
         const uint32_t d = odd(twos[0], twos[1], twos[2]), fours = carry(twos[0], twos[1], twos[2]);
-        digit[0] = b ^ c;
-        digit[1] = d ^ twos[3];
-        digit[2] = fours ^ (d & twos[3]);
-        digit[3] = fours & d & twos[3];
-    }
-
-    // Of bits `first` to `first` + 3, a byte each.
-    __device__ uint32_t of_four(int first) const {
-        uint32_t sum = 0;
+        const uint32_t digit[4] = {b ^ c, d ^ twos[3], fours ^ (d & twos[3]), fours & d & twos[3]};
+        // Digits of a bit side by side: two of every second bit in pairs, four of every fourth.
+        uint32_t pair[2][2], four[2][2]; // [digits 0-1 or 2-3][even or odd bits]; [odd][beginning with bit 0-1 or 2-3]
 #pragma unroll
-        for (int k = 0; k < 4; ++k) sum += spread(digit[k] >> first) << k;
-        return sum;
+        for (int k = 0; k < 2; ++k) {
+            pair[k][0] = (digit[2 * k] & 0x5555) | (digit[2 * k + 1] << 1 & 0xaaaa);
+            pair[k][1] = (digit[2 * k] >> 1 & 0x5555) | (digit[2 * k + 1] & 0xaaaa);
+        }
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+            four[odd][0] = (pair[0][odd] & 0x3333) | (pair[1][odd] << 2 & 0xcccc);
+            four[odd][1] = (pair[0][odd] >> 2 & 0x3333) | (pair[1][odd] & 0xcccc);
+        }
+        // Of bits 0, 8, 1, 9 and of 2, 10, 3, 11; then of 4, 12, 5, 13 and of 6, 14, 7, 15.
+        constexpr uint32_t kNibbles = 0x0f0f0f0f;
+        const uint32_t first = __byte_perm(four[0][0], four[1][0], 0x5410);
+        const uint32_t second = __byte_perm(four[0][1], four[1][1], 0x5410);
+        low = __byte_perm(first & kNibbles, second & kNibbles, 0x6420);
+        high = __byte_perm(first >> 4 & kNibbles, second >> 4 & kNibbles, 0x6420);
+        last = four[0][0] >> 8 & 15;
     }
 };
 
@@ -120,8 +127,15 @@ struct Fixed {
 #pragma unroll
             for (int e = 0; e < 8; ++e) x[e] = min(max(x[e], -(1 << 15)), 1 << 15) << left;
         }
+        // A dot product is at most d * 2^14: few shifts leave one that large.
+        if (shift >= 0 && ((S::kDim << 14) + (1 << right)) >> right <= high) return;
 #pragma unroll
         for (int e = 0; e < 8; ++e) x[e] = min(max(x[e], -high - 1), high);
+    }
+
+    // What is most common: the table in shared memory, weights that are cut, and narrow.
+    __device__ static bool common(const Work& work) {
+        return work.shares_table() && !work.a.half_up && narrow(work);
     }
 
     // Scores and statistics of a tile for one query head by eight lanes: `x` are the dot products of this lane's eight
@@ -143,7 +157,7 @@ struct Fixed {
         stored = uint4{__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[2], x[3], 0x5410),
                        __byte_perm(x[4], x[5], 0x5410), __byte_perm(x[6], x[7], 0x5410)};
         const uint32_t below = (1u << frac) - 1;
-        uint64_t sum = 0;
+        std::conditional_t<SharedTable && !HalfUp, uint32_t, uint64_t> sum = 0; // the former where that is common
         uint32_t weights[8], last = 0;
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
@@ -154,14 +168,15 @@ struct Fixed {
             if (HalfUp) last += shift_right(entry, further - 1) & 1;
         }
         const BitCounts bits(weights);
-        uint32_t counts = bits.of_four(0), more = bits.of_four(4);
-        if (!HalfUp) last = bits.of_four(8) & 0xff;
+        uint32_t counts = bits.low, more = bits.high;
+        if (!HalfUp) last = bits.last;
         const auto plus = [](auto a, auto b) { return a + b; };
         sum = across_head(sum, plus);
         counts = across_head(counts, plus);
         more = across_head(more, plus);
         last = across_head(last, plus);
-        return {uint32_t(sum), uint32_t(top) << 16 | last << 8 | kValid | uint32_t(sum >> 32), counts, more};
+        const uint32_t beyond = uint64_t(sum) >> 32;
+        return {uint32_t(sum), uint32_t(top) << 16 | last << 8 | kValid | beyond, counts, more};
     }
 
     // Draw -----------------------------------------------------------------------------------------------------------
@@ -200,6 +215,7 @@ struct Fixed {
         return fixed_weight(work.a, table, stored, top);
     }
 
+    // Whether the sum of a tile's weights fits in 32 bits.
     __device__ static bool narrow(const Work& work) { return work.a.weight_bits <= 26; }
 
     __device__ static uint64_t rescale(uint64_t x, uint64_t, uint64_t) { return x; }

@@ -396,9 +396,9 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
             }
             const int first = run_token + t * p.tile, visible = min(p.tile, unit.length - first);
             if (row >= 0 && visible > 0) {
-                if (!S::kInteger || (work.shares_table() && !work.a.half_up)) {
+                if (Scheme::common(work)) {
                     finish_tile<Scheme, true, false>(work, shared, stages, row, first, visible);
-                } else if (work.shares_table()) {
+                } else if (work.a.half_up && work.shares_table()) {
                     finish_tile<Scheme, true, true>(work, shared, stages, row, first, visible);
                 } else if (work.a.half_up) {
                     finish_tile<Scheme, false, true>(work, shared, stages, row, first, visible);

@@ -28,6 +28,8 @@ struct Sys {
 
     // Scores ---------------------------------------------------------------------------------------------------------
 
+    __device__ static bool common(const Work&) { return true; }
+
     __device__ static uint4 query_unit(const Work&, uint4 elements, int, int) { return elements; }
 
     // Weights and statistics of a tile for one query head by eight lanes: `x` are the dot products of this lane's eight
