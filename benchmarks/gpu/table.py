@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-OURS = ("sys", "sys-recent", "fixed", "fixed-recent")
+from santa_hw.gpu.bench import OURS
 
 
 def speed(document: dict[str, Any], eager: bool) -> str:
@@ -35,8 +35,8 @@ def speed(document: dict[str, Any], eager: bool) -> str:
             lines.append(_line([f"{method}, share of its floor", *cells]))
             cells = [_terabytes(found[method, shape]["bytes_per_second"]) for shape in shapes]
             lines.append(_line([f"{method}, TB/s", *cells]))
-        for method in ("fixed", "fixed-recent"):
-            if method in methods and any(row["over_fp8"] for row in rows):
+        for method in (method for method in methods if method in OURS and method.startswith("fixed")):
+            if any(row["over_fp8"] for row in rows):
                 cells = [_number(found[method, shape]["over_fp8"]) for shape in shapes]
                 lines.append(_line([f"{method} over flashinfer-fp8", *cells]))
     environment = ", ".join(f"{name} {value}" for name, value in document["environment"].items())
