@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from santa_hw import assets
-from santa_hw.gpu import checks, library, operators
+from santa_hw.gpu import checks, fixed, library, operators, systematic
 
 EMULATOR = Path(__file__).parent / "emulator"
 LAUNCHES = ("santa_hw_decode", "santa_hw_trace", "santa_hw_union")
@@ -60,11 +60,12 @@ def on_processor(emulated: ctypes.CDLL, seed: int) -> Iterator[None]:
         patch.setattr(library, "call", call)
         patch.setattr(library, "library", lambda: emulated)
         patch.setattr(checks, "DEVICE_TYPE", "cpu")
-        patch.setattr(operators, "stream", lambda: None)
+        for module in (operators, fixed, systematic):
+            patch.setattr(module, "stream", lambda: None)
         patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        implementations.impl("decode_fixed", operators._run_fixed, "CPU")
-        implementations.impl("decode_sys", operators._run_sys, "CPU")
+        implementations.impl("decode_fixed", fixed._run_fixed, "CPU")
+        implementations.impl("decode_sys", systematic._run_sys, "CPU")
         try:
             yield
         finally:

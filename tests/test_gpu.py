@@ -25,7 +25,7 @@ from santa_hw.datapath import Codes, Draw, Exponents, decode
 from santa_hw.datapath import attend as attend_on_cpu
 from santa_hw.design import Design
 from santa_hw.formats import exponent
-from santa_hw.gpu import attention, bench, checks, comparison, operators, recorded, tiles, validate
+from santa_hw.gpu import attention, bench, checks, comparison, fixed, operators, recorded, tiles, validate
 from santa_hw.gpu import build as building
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -219,7 +219,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with warnings.catch_warnings(), FakeTensorMode():
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         yield
-    operators._table.cache_clear()  # what it holds belongs to this mode
+    fixed._table.cache_clear()  # what it holds belongs to this mode
 
 
 def made(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> torch.Tensor:

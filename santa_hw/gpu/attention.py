@@ -15,7 +15,7 @@ from santa_hw.datapath.weights import REFERENCE_BITS
 from santa_hw.design import Design, exp2_table
 from santa_hw.events import Tally
 from santa_hw.gpu.checks import DeviceDraw
-from santa_hw.gpu.operators import decode_fixed
+from santa_hw.gpu.fixed import decode_fixed
 
 _TRACE_ELEMENTS = 1 << 26
 """Most numbers of one per-key trace: the query positions of a long window go to the kernels in parts."""

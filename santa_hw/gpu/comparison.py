@@ -10,7 +10,7 @@ import torch
 from santa_hw.datapath import decode
 from santa_hw.design import Design
 from santa_hw.gpu.cases import FixedOperands
-from santa_hw.gpu.operators import decode_fixed
+from santa_hw.gpu.fixed import decode_fixed
 
 INTERMEDIATES = ("ternary_counts", "scores", "weights", "mass", "offset", "counts", "accumulators", "output_codes")
 """What `fixed` must share with the golden model, bit for bit."""
