@@ -88,13 +88,14 @@ def vectors(
     ] = None,
 ) -> None:
     """Write a block's stimulus and expected values as $readmemh hex, npz and a manifest."""
-    from santa_hw.console import reporting
+    from santa_hw.console import progress, reporting
 
     with reporting():
         from santa_hw.rtl.export import write_vectors
 
         chosen, one = _work(block, design, captured)
-        manifest = write_vectors(one, chosen, count, seed, out, _parameters(parameter or []))
+        with progress("Vectors", count) as (_, advance):
+            manifest = write_vectors(one, chosen, count, seed, out, _parameters(parameter or []), advance)
         beats = sum(stream["beats"] for stream in manifest["streams"])
         typer.echo(f"{out}: {count} vectors, {beats} beats in {len(manifest['streams'])} streams")
 

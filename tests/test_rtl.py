@@ -25,8 +25,9 @@ from santa_hw import assets, rtl
 from santa_hw.cli_rtl import cosim, vectors
 from santa_hw.design import Design
 from santa_hw.rtl import simulation
-from santa_hw.rtl.blocks import LENGTHS
+from santa_hw.rtl.blocks import LENGTHS, Vector
 from santa_hw.rtl.comparison import Mismatch, binary
+from santa_hw.rtl.export import UNFINISHED
 from santa_hw.rtl.package import FILE, constants, package
 from santa_hw.rtl.rows import rows
 
@@ -544,6 +545,27 @@ def test_vectors_leave_a_folder_of_other_files_alone(case: str, app: typer.Typer
     done = vectors_in(app, tmp_path)
     assert done.exit_code == 2 and f"{tmp_path} holds other files ({name}): an empty folder" in done.output
     assert contents(tmp_path) == before
+
+
+def test_vectors_that_are_not_all_made_leave_the_earlier_ones(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert vectors_in(app, tmp_path).exit_code == 0
+    before = contents(tmp_path)
+    block = rtl.load("threefry2x32")
+
+    def stopped(*arguments: Any) -> Iterator[Vector]:
+        yield next(iter(block.vectors(*arguments)))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rtl, "load", lambda name: dataclasses.replace(block, vectors=stopped))
+        assert vectors_in(app, tmp_path, block.name).exit_code != 0
+    assert (tmp_path / UNFINISHED).exists()
+    assert contents(tmp_path) == before
+    assert vectors_in(app, tmp_path, "threefry2x32").exit_code == 0
+    assert not (tmp_path / UNFINISHED).exists()
+    assert json.loads((tmp_path / "manifest.json").read_text())["block"] == "threefry2x32"
 
 
 def test_vectors_leave_what_was_added_to_theirs_alone(app: typer.Typer, tmp_path: Path) -> None:
