@@ -40,13 +40,18 @@ constexpr int kTightRegisters = 80, kCommonRegisters = 96, kLargeRegisters = 168
 #else
 constexpr int kTightRegisters = 64, kCommonRegisters = 80, kLargeRegisters = 128;
 #endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kIntegerGather = 1024; // registers that a gather's warps for int8 share, a lane
+#else
+constexpr int kIntegerGather = 768;
+#endif
 template <class Scheme>
 constexpr int kScoreRegisters = Scheme::Shape::kWarps == 16                    ? kTightRegisters
                                 : kWide<Scheme> || Scheme::Shape::kHeads == 16 ? kLargeRegisters
                                                                                : kCommonRegisters;
 template <class Scheme, int Warps>
 constexpr int kGatherRegisters =
-    std::max(kTightRegisters, (Scheme::Shape::kInteger && !kWide<Scheme> ? 768 : 1024) / Warps);
+    std::max(kTightRegisters, (Scheme::Shape::kInteger && !kWide<Scheme> ? kIntegerGather : 1024) / Warps);
 
 template <class Scheme>
 __global__ void __launch_bounds__(Scheme::Shape::kThreads) __maxnreg__(kScoreRegisters<Scheme>)

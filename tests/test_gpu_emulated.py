@@ -16,7 +16,7 @@ import torch
 from emulated import EmulationError, build, on_processor
 
 from santa_hw import gpu
-from santa_hw.gpu.cases import Case, fixed_operands, float_operands
+from santa_hw.gpu.cases import EDGE_WEIGHT_BITS, Case, FixedOperands, edge_operands, fixed_operands, float_operands
 from santa_hw.gpu.comparison import compare, golden, trace_fixed
 from santa_hw.gpu.validate.calls import late_key_outcomes, late_outcomes
 from santa_hw.gpu.validate.systematic import counts_outcome
@@ -54,7 +54,10 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> CDLL:
 
 
 def fixed_differences(emulated: CDLL, case: Case, cut: dict[str, int], seed: int) -> dict[str, int]:
-    operands = fixed_operands(case, seed)
+    return operand_differences(emulated, fixed_operands(case, seed), cut, seed)
+
+
+def operand_differences(emulated: CDLL, operands: FixedOperands, cut: dict[str, int], seed: int) -> dict[str, int]:
     with on_processor(emulated, seed), gpu.tiling(**cut):
         found = trace_fixed(operands.design, operands.on_device("cpu"), operands.codes.k.shape[2])
     return {name: count for name, count in compare(found, golden(operands)).items() if count}
@@ -63,6 +66,17 @@ def fixed_differences(emulated: CDLL, case: Case, cut: dict[str, int], seed: int
 @pytest.mark.parametrize("case,cut", FIXED, ids=lambda x: str(x))
 def test_fixed_has_the_golden_models_bits(emulated: CDLL, case: Case, cut: dict[str, int], seed: int) -> None:
     assert fixed_differences(emulated, case, cut, seed) == {}
+
+
+@pytest.mark.parametrize("weight_bits", EDGE_WEIGHT_BITS)
+def test_fixed_at_the_edges_of_its_numbers(emulated: CDLL, weight_bits: int, seed: int) -> None:
+    assert operand_differences(emulated, edge_operands(weight_bits, seed), {}, seed) == {}
+
+
+def test_sums_that_overflow_are_found(tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
+    broken = build(tmp_path, "-DFIXED_128_ALONE", "-O0", edit={"fixed.cuh": ("weight_bits <= 26", "weight_bits <= 27")})
+    found = [bits for bits in EDGE_WEIGHT_BITS if operand_differences(broken, edge_operands(bits, seed), {}, seed)]
+    assert found == [27]
 
 
 @pytest.mark.parametrize("case,cut,dtype,samples", FLOATS, ids=lambda x: str(x))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -236,6 +236,23 @@ def fixed_operands(case: Case, seed: int) -> FixedOperands:
     )
     made = Codes(q, exponents, k, v, v_exponents, saturations)
     return FixedOperands(design, made, draw, case.lengths, case.page_size, generator)
+
+
+EDGE_WEIGHT_BITS = (16, 26, 27, 32)
+"""Around where the sum of a tile's weights no longer fits in 32 bits."""
+
+
+def edge_operands(weight_bits: int, seed: int) -> FixedOperands:
+    """Extreme codes; scores that all saturate, that just do not; tiles of equal weights, some nine octaves below."""
+    operands = fixed_operands(Case(8, 1, 128, (200,)), seed)
+    codes, design = operands.codes, replace(operands.design, weight_bits=weight_bits)
+    # A larger exponent is a smaller shift.
+    shift = np.array([-20, 0, 5, 6, 7, 13, 13, 13])[:, None, None]
+    exponents = (codes.exponents + shifts(design, codes.exponents) - shift).astype(np.int32)
+    q, k = np.full_like(codes.q, -127), np.full_like(codes.k, -127)
+    q[:, 6:] = np.array([-125, -121])[:, None, None]
+    k[:, :, 70:128], k[:, :, 128:] = 127, 20
+    return replace(operands, design=design, codes=replace(codes, q=q, k=k, exponents=exponents))
 
 
 @dataclass(frozen=True)

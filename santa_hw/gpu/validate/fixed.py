@@ -14,7 +14,17 @@ from santa_hw import gpu
 from santa_hw.datapath import Codes, Draw, Exponents, attend
 from santa_hw.design import Design
 from santa_hw.gpu import attention
-from santa_hw.gpu.cases import DESIGNS, LARGE_KEYS, Case, FixedOperands, far_apart, fixed_operands, sweep
+from santa_hw.gpu.cases import (
+    DESIGNS,
+    EDGE_WEIGHT_BITS,
+    LARGE_KEYS,
+    Case,
+    FixedOperands,
+    edge_operands,
+    far_apart,
+    fixed_operands,
+    sweep,
+)
 from santa_hw.gpu.comparison import compare, golden, run_fixed, trace_fixed, union
 from santa_hw.gpu.validate.outcome import Outcome
 
@@ -27,6 +37,11 @@ def fixed_equals_golden_model(seed: int, captured: Path | None) -> Iterator[Outc
         differing = compare(found, expected)
         differing["unique"] = int((found["unique"] != union(expected["counts"], case.kv_heads)).sum())
         yield Outcome("fixed_equals_golden_model", str(case), not any(differing.values()), differing)
+    for bits in EDGE_WEIGHT_BITS:
+        operands = edge_operands(bits, seed)
+        differing = compare(run_fixed(operands), golden(operands))
+        shape = f"extreme codes and shifts, weights of {bits} bits"
+        yield Outcome("fixed_equals_golden_model", shape, not any(differing.values()), differing)
 
 
 def fixed_equals_golden_model_on_captured(seed: int, captured: Path | None) -> Iterator[Outcome]:
