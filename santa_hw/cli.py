@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,13 +13,24 @@ import typer
 from santa_hw import __version__
 from santa_hw.cli_budget import budget
 from santa_hw.cli_energy import energy
+from santa_hw.cli_fields import (
+    FIELD_HELP,
+    OWN_HELP,
+    TEAM_HELP,
+    base_and_axes,
+    changes,
+    comma_list,
+    field_value,
+    numbers,
+    team_value,
+    with_fields,
+)
 from santa_hw.cli_gpu import gpu
 from santa_hw.cli_rtl import cosim, vectors
 from santa_hw.cli_synth import synth
 from santa_hw.console import check_files, print_table, progress, reporting
 
 if TYPE_CHECKING:
-    from santa_hw.design import DesignLike
     from santa_hw.models import LoadedModel
 
 app = typer.Typer(
@@ -51,74 +61,7 @@ TASK_OPTIONS = {
 # What made prompts need and given ones do not.
 MADE_OPTIONS = ("text", "context", "needles")
 
-FIELD_HELP = {
-    "max_keys": "most keys a decode step may see",
-    "q_bits": "bits of a query code",
-    "k_bits": "bits of a key code",
-    "v_bits": "bits of a value code",
-    "k_exponents": "per_channel or per_head",
-    "v_exponents": "per_channel or per_head",
-    "e_min": "least exponent",
-    "e_max": "greatest exponent",
-    "score_bits": "bits of a score",
-    "score_frac": "fraction bits F of a score",
-    "scores": "dense (multiplies) or ternary (additions only)",
-    "ternary_samples": "ternary query vectors B, a power of two",
-    "ternary_draw": "stratified or iid",
-    "ternary_offset": "shared by a group of heads, or independent",
-    "ternary_block": "features that share an exponent, or none for all",
-    "weight_bits": "bits W of a weight, or none for what max_keys asks for",
-    "exp": "table or mitchell",
-    "weight_rounding": "floor or half_up",
-    "sampler": "systematic, stratified or iid",
-    "rng": "threefry or lfsr",
-    "rng_bits": "bits R of a random word",
-    "gather": "repeated or shift_add",
-    "out_bits": "bits of the output, or none for all",
-    "out_frac": "fraction bits of the output, with out-bits",
-    "guard_bits": "guard bits of top-k and dense, or none for log2 of the budget",
-}
-OWN_HELP = {
-    "method": "santa, top-k or dense",
-    "samples": "budget S of santa, or k of top-k",
-    "head_dim": "head dimension",
-}
 SCHEDULE_HELP = "Budgets by layer: 16x10,64x20 (16 in ten layers, 64 in twenty), or a TOML file."
-TEAM_HELP = {
-    "block": "consecutive keys that are grouped into teams",
-    "team": "average keys of a team, a divisor of block",
-    "sharing": "own, shared or reuse: what the heads of a group do",
-    "weights": "inverse, tempered or clipped: what a drawn team counts",
-    "exponent": "exponent of tempered weights",
-    "clip": "limit of clipped weights",
-    "sinks": "first keys, always read",
-}
-_DESIGN, _TEAMS = "Design fields", "Teams (santapp, top-teams, top-means, top-bounds)"
-
-
-def with_fields(fields: Mapping[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each field of a design; their values are in the context's `params`."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(command, eval_str=True)
-        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        options = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[
-                    str | None,
-                    typer.Option(help=text, rich_help_panel=_TEAMS if name in TEAM_HELP else _DESIGN, metavar="VALUE"),
-                ],
-            )
-            for name, text in fields.items()
-        ]
-        command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in [*own, *options]}
-        return command
-
-    return decorate
 
 
 @app.callback(invoke_without_command=True)
@@ -209,18 +152,18 @@ def accuracy(
             raise ValueError(f"seed = {seed}: 0 to {(1 << 32) - seeds} is allowed")
         # The kernels sample; the multiplying baselines run on the CPU.
         standard = ["santa"] if device.startswith("cuda") else list(sweep.METHODS)
-        methods = _names(method) or (None if design else standard)
+        methods = comma_list(method) or (None if design else standard)
         budgets = None if schedule is None else load_budgets(schedule)
         unbudgeted = {"dense", "float-dense"}
         defaults = None if design or budgets or methods is None or set(methods) <= unbudgeted else [16, 64, 256]
         teams = {name: text for name, text in fields.items() if name in TEAM_HELP}
         points = sweep.grid(
-            *_base_and_axes({name: text for name, text in fields.items() if name not in teams}, bits, design),
+            *base_and_axes({name: text for name, text in fields.items() if name not in teams}, bits, design),
             methods=methods,
-            samples=_numbers("samples", samples) or defaults,
+            samples=numbers("samples", samples) or defaults,
             schedule=budgets,
             seeds=range(seed, seed + seeds),
-            team_axes=_axes(teams, _team_value),
+            team_axes=changes(teams, team_value),
         )
         needs_calibration = any(point.design is not None for point in points)
         if calibration is not None and not needs_calibration:
@@ -292,8 +235,8 @@ def design(
     with reporting():
         from santa_hw.design import Design, Schedule, load_budgets, load_design
 
-        changes = {name: _value(name, text) for name, text in fields.items() if text is not None}
-        chosen = (load_design(file) if file else Design()).replace(**changes)
+        changed = {name: field_value(name, text) for name, text in fields.items() if text is not None}
+        chosen = (load_design(file) if file else Design()).replace(**changed)
         if schedule is not None:
             chosen = chosen.with_samples(load_budgets(schedule))
         layers = chosen.designs if isinstance(chosen, Schedule) else (chosen,)
@@ -367,7 +310,7 @@ def capture(
         fixed = sweep.open_calibration(loaded, file=calibration, text=models.CALIBRATION_TEXT)
         spread = np.linspace(0, loaded.layers - 1, min(4, loaded.layers)).round().astype(int).tolist()
         found = models.capture(
-            loaded, chosen, fixed, tokens, seed=seed, layers=_numbers("layers", layers) or spread,
+            loaded, chosen, fixed, tokens, seed=seed, layers=numbers("layers", layers) or spread,
             positions=np.linspace(0, window - 1, positions).round().astype(int).tolist(),
         )  # fmt: skip
         found.save(out)
@@ -418,68 +361,6 @@ def _check_given(ctx: typer.Context) -> None:
             raise ValueError(f"--data and --{name}: one of them is allowed")
     if {"calibration", "calibration_text"} <= given:
         raise ValueError("--calibration and --calibration-text: one of them is allowed")
-
-
-def _base_and_axes(
-    fields: Mapping[str, str | None], bits: str | None, file: Path | None
-) -> tuple[DesignLike, list[list[dict[str, Any]]]]:
-    """The design that a file or the defaults give, and the changes that comma lists make to it."""
-    from santa_hw.design import Design, load_design
-
-    axes = _axes(fields, _value)
-    if bits is not None:
-        operands = ("q_bits", "k_bits", "v_bits")
-        clash = [name for name in operands if fields.get(name) is not None]
-        if clash:
-            raise ValueError(f"--bits and {_flag(clash[0])}: one of them is allowed")
-        axes.append([dict.fromkeys(operands, number) for number in _numbers("bits", bits)])
-    return (load_design(file) if file else Design()), axes
-
-
-def _axes(fields: Mapping[str, str | None], value: Callable[[str, str], Any]) -> list[list[dict[str, Any]]]:
-    """The changes that each field's comma list makes."""
-    return [[{name: value(name, part)} for part in _names(text)] for name, text in fields.items() if text is not None]
-
-
-def _names(text: str | None) -> list[str]:
-    """The parts of a comma list, each once."""
-    return [] if text is None else list(dict.fromkeys(part.strip() for part in text.split(",")))
-
-
-def _numbers(name: str, text: str | None) -> list[int]:
-    return [_number(name, part) for part in _names(text)]
-
-
-def _number(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{_flag(name)} {text!r}: a whole number is allowed") from None
-
-
-def _value(name: str, text: str) -> Any:
-    """A design field's value: text as it is, or a whole number, or none."""
-    from santa_hw.design import field_type
-
-    if field_type(name) is str:
-        return text
-    return None if text == "none" else _number(name, text)
-
-
-def _team_value(name: str, text: str) -> Any:
-    """A team design field's value: text as it is, a whole number or a number."""
-    from santa_hw.team_design import TEAM_FIELDS
-
-    if TEAM_FIELDS[name] is not float:
-        return text if TEAM_FIELDS[name] is str else _number(name, text)
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{_flag(name)} {text!r}: a number is allowed") from None
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _check_plot(plot: Path | None, inputs: Mapping[str, str | Path | None]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import tiny
 from typer.testing import CliRunner
 
-from santa_hw import __version__, cli, sweep
+from santa_hw import __version__, cli, cli_fields, sweep
 from santa_hw.design import FIELDS, Design, Schedule
 from santa_hw.evaluate import gsm8k
 from santa_hw.team_design import TEAM_FIELDS
@@ -104,13 +104,13 @@ def test_version_and_help():
 
 
 def test_every_design_field_is_an_option():
-    assert set(cli.OWN_HELP) | set(cli.FIELD_HELP) == set(FIELDS)
-    assert not set(cli.OWN_HELP) & set(cli.FIELD_HELP)
+    assert set(cli_fields.OWN_HELP) | set(cli_fields.FIELD_HELP) == set(FIELDS)
+    assert not set(cli_fields.OWN_HELP) & set(cli_fields.FIELD_HELP)
 
 
 def test_every_team_field_is_an_option():
-    assert set(cli.TEAM_HELP) == set(TEAM_FIELDS)
-    assert not set(cli.TEAM_HELP) & {*cli.OWN_HELP, *cli.FIELD_HELP}
+    assert set(cli_fields.TEAM_HELP) == set(TEAM_FIELDS)
+    assert not set(cli_fields.TEAM_HELP) & {*cli_fields.OWN_HELP, *cli_fields.FIELD_HELP}
 
 
 # accuracy ---------------------------------------------------------------------------------------
