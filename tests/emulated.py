@@ -64,8 +64,8 @@ def on_processor(emulated: ctypes.CDLL, seed: int) -> Iterator[None]:
             patch.setattr(module, "stream", lambda: None)
         patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        implementations.impl("decode_fixed", fixed._run_fixed, "CPU")
-        implementations.impl("decode_sys", systematic._run_sys, "CPU")
+        for name in ("decode_fixed", "decode_sys"):
+            implementations.impl(name, operators.IMPLEMENTATIONS[name], "CPU")
         try:
             yield
         finally:

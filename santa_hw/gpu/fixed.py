@@ -12,13 +12,13 @@ from santa_hw.design import Design
 from santa_hw.gpu import library
 from santa_hw.gpu.checks import DeviceDraw, check_call, check_counts, check_design, check_recent, check_tensor
 from santa_hw.gpu.operators import (
-    decode_arguments,
-    given_or_made,
+    out_or_made,
     planned_bytes,
     pointer,
     register,
     stream,
     unite,
+    workspace_or_made,
 )
 
 _DESIGN_ARGUMENTS = (
@@ -39,17 +39,12 @@ TRACE_TYPES: dict[str, torch.dtype] = {
 _PER_KEY = ("scores", "weights", "counts")
 
 
-def _run_fixed(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, page_table: torch.Tensor | None,
-    sequence: torch.Tensor, position: torch.Tensor, seed: int, layer: int, samples: int, max_length: int,
-    out: torch.Tensor, workspace: torch.Tensor, recent: int, design: list[int], shift: torch.Tensor,
-    table: torch.Tensor, output_shift: torch.Tensor | None, scores: torch.Tensor | None, weights: torch.Tensor | None,
+def _launch(
+    arguments: library.DecodeArguments, recent: int, design: list[int], shift: torch.Tensor, table: torch.Tensor,
+    output_shift: torch.Tensor | None, scores: torch.Tensor | None, weights: torch.Tensor | None,
     counts: torch.Tensor | None, mass: torch.Tensor | None, offset: torch.Tensor | None,
     ternary_counts: torch.Tensor | None, accumulators: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    arguments = decode_arguments(
-        q, k, v, lengths, page_table, sequence, position, seed, layer, samples, max_length, out, workspace
-    )
     arguments.recent = recent
     for name, value in zip(_DESIGN_ARGUMENTS, design, strict=True):
         setattr(arguments, name, value)
@@ -57,10 +52,9 @@ def _run_fixed(
     arguments.counts, arguments.mass, arguments.offset = pointer(counts), pointer(mass), pointer(offset)
     arguments.ternary_counts, arguments.accumulators = pointer(ternary_counts), pointer(accumulators)
     arguments.keep = scores is not None or weights is not None
-    with torch.cuda.device(q.device):
-        library.call("santa_hw_decode", byref(arguments), stream())
-        if scores is not None or weights is not None:
-            library.call("santa_hw_trace", byref(arguments), pointer(scores), pointer(weights), None, None, stream())
+    library.call("santa_hw_decode", byref(arguments), stream())
+    if arguments.keep:
+        library.call("santa_hw_trace", byref(arguments), pointer(scores), pointer(weights), None, None, stream())
 
 
 register(
@@ -68,7 +62,7 @@ register(
     "int recent, int[] design, Tensor shift, Tensor table, Tensor? output_shift, Tensor(c!)? scores, "
     "Tensor(d!)? weights, Tensor(e!)? counts, Tensor(f!)? mass, Tensor(g!)? offset, Tensor(h!)? ternary_counts, "
     "Tensor(i!)? accumulators",
-    _run_fixed,
+    _launch,
     planned_bytes,
 )
 
@@ -143,9 +137,7 @@ def decode_fixed(
     if output_shift is not None:
         check_tensor("output_shift", output_shift, (k.shape[2], head_dim), (torch.int32,), q.device)
     out_dtype = torch.int32 if design.out_bits is None else torch.int64
-    if out is None:
-        out = torch.empty(q.shape, dtype=out_dtype, device=q.device)
-    check_tensor("out", out, tuple(q.shape), (out_dtype,), q.device)
+    out = out_or_made(out, tuple(q.shape), out_dtype, q.device)
     kept = _check_trace(design, {name: x for name, x in (trace or {}).items() if name != "unique"}, q, bound)
     unique = None if trace is None else trace.get("unique")
     check_counts(q, k, kept.get("counts"), unique, bound)
@@ -156,14 +148,13 @@ def decode_fixed(
         design.score_frac, design.score_bits, design.W, design.weight_rounding == "half_up", design.rng_bits,
         design.out_bits or 0, ternary, design.ternary_offset == "shared", design.beta, design.q_bits - 1,
     ]  # fmt: skip
-    workspace = given_or_made(workspace, decode_fixed, q, k, design.samples, bound)
+    workspace = workspace_or_made(workspace, decode_fixed, q, k, design.samples, bound)
     torch.ops.santa_hw.decode_fixed(
         q, k, v, lengths, page_table, draw.sequence, draw.position, draw.seed, draw.layer, design.samples, bound,
         out, workspace, fresh, [int(x) for x in numbers], shift, table, output_shift,
         *(kept.get(name) for name in TRACE_TYPES),
     )  # fmt: skip
-    if unique is not None:
-        unite(kept["counts"], unique, k.shape[2])
+    unite(kept.get("counts"), unique, k.shape[2])
     return out
 
 

@@ -165,7 +165,7 @@ def _belongs_to(given: torch.Tensor, decode: Callable[..., torch.Tensor], q: tor
         raise ValueError(f"workspace serves {first}: a workspace of its own is allowed for {now}")
 
 
-def given_or_made(
+def workspace_or_made(
     given: torch.Tensor | None, decode: Callable[..., torch.Tensor], q: torch.Tensor, k: torch.Tensor, samples: int,
     bound: int,
 ) -> torch.Tensor:  # fmt: skip
@@ -177,6 +177,16 @@ def given_or_made(
     if given.ndim != 1 or given.numel() < needed:
         raise ValueError(f"workspace has shape {tuple(given.shape)}: ({needed},) or more is allowed, see workspace()")
     _belongs_to(given, decode, q)
+    return given
+
+
+def out_or_made(
+    given: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """The output tensor, the caller's if it is one that fits."""
+    if given is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    check_tensor("out", given, shape, (dtype,), device)
     return given
 
 
@@ -203,14 +213,27 @@ _COMMON = (
 )
 
 
+IMPLEMENTATIONS: dict[str, Callable[..., None]] = {}
+"""What an operator runs, by its name."""
+
+
 def register(
-    name: str, more: str, run: Callable[..., None], workspace_bytes: Callable[[library.DecodeArguments], int]
+    name: str, more: str, launch: Callable[..., None], workspace_bytes: Callable[[library.DecodeArguments], int]
 ) -> None:
-    """Make an operator of a kernel: `more` are its arguments beside the common ones."""
+    """Make an operator of a kernel: `more` are its arguments beside the common ones.
+
+    `launch` takes the library's struct with what is common to all kernels in place, and then these.
+    """
+    common = _COMMON.count(",") + 1
+
+    def run(*given: Any) -> None:
+        with torch.cuda.device(given[0].device):
+            launch(decode_arguments(*given[:common]), *given[common:])
+
     _LIBRARY.define(f"{name}({_COMMON}, {more}) -> ()")
     _LIBRARY.impl(name, run, "CUDA")
     torch.library.register_fake(f"santa_hw::{name}", _fake, lib=_LIBRARY)
-    _WORKSPACE_BYTES[name] = workspace_bytes
+    IMPLEMENTATIONS[name], _WORKSPACE_BYTES[name] = run, workspace_bytes
 
 
 def _fake(*_: Any) -> None:
@@ -225,8 +248,10 @@ def softmax_scale(scale: float | None, head_dim: int) -> float:
     return own * math.log2(math.e)
 
 
-def unite(counts: torch.Tensor, unique: torch.Tensor, kv_heads: int) -> None:
-    """Write to `unique` how many keys any query head of a group draws."""
+def unite(counts: torch.Tensor | None, unique: torch.Tensor | None, kv_heads: int) -> None:
+    """Write to `unique`, if it is given, how many keys any query head of a group draws."""
+    if counts is None or unique is None:
+        return
     batch, heads, keys = counts.shape
     with torch.cuda.device(counts.device):
         group = heads // kv_heads

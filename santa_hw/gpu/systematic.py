@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from santa_hw.gpu import library
-from santa_hw.gpu.checks import DeviceDraw, check_call, check_counts, check_recent, check_tensor
+from santa_hw.gpu.checks import DeviceDraw, check_call, check_counts, check_recent
 from santa_hw.gpu.operators import (
-    decode_arguments,
-    given_or_made,
+    out_or_made,
     planned_bytes,
     pointer,
     register,
@@ -19,29 +18,24 @@ from santa_hw.gpu.operators import (
     softmax_scale,
     stream,
     unite,
+    workspace_or_made,
 )
 
 
-def _run_sys(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, page_table: torch.Tensor | None,
-    sequence: torch.Tensor, position: torch.Tensor, seed: int, layer: int, samples: int, max_length: int,
-    out: torch.Tensor, workspace: torch.Tensor, recent: int, scale: float, counts: torch.Tensor | None,
+def _launch(
+    arguments: library.DecodeArguments, recent: int, scale: float, counts: torch.Tensor | None,
     mass: torch.Tensor | None, offset: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    arguments = decode_arguments(
-        q, k, v, lengths, page_table, sequence, position, seed, layer, samples, max_length, out, workspace
-    )
     arguments.recent, arguments.scale = recent, scale
     arguments.counts, arguments.mass, arguments.offset = pointer(counts), pointer(mass), pointer(offset)
     arguments.keep = mass is not None  # a trace comes next
-    with torch.cuda.device(q.device):
-        library.call("santa_hw_decode", byref(arguments), stream())
+    library.call("santa_hw_decode", byref(arguments), stream())
 
 
 register(
     "decode_sys",
     "int recent, float scale, Tensor(c!)? counts, Tensor(d!)? mass, Tensor(e!)? offset",
-    _run_sys,
+    _launch,
     planned_bytes,
 )
 
@@ -120,21 +114,18 @@ def decode_sys(
     batch, heads, _ = q.shape
     log2_scale, fresh = softmax_scale(scale, q.shape[2]), check_recent(recent)
     check_counts(q, k, counts, unique, bound)
-    if out is None:
-        out = torch.empty_like(q)
-    check_tensor("out", out, tuple(q.shape), (q.dtype,), q.device)
+    out = out_or_made(out, tuple(q.shape), q.dtype, q.device)
     mass = offset = None
     if trace is not None:
         mass, offset = (torch.empty((batch, heads), dtype=torch.int64, device=q.device) for _ in range(2))
-    workspace = given_or_made(workspace, decode_sys, q, k, samples, bound)
+    workspace = workspace_or_made(workspace, decode_sys, q, k, samples, bound)
     torch.ops.santa_hw.decode_sys(
         q, k, v, lengths, page_table, draw.sequence, draw.position, draw.seed, draw.layer, samples, bound, out,
         workspace, fresh, log2_scale, counts, mass, offset,
     )  # fmt: skip
     if trace is not None:
         trace |= _trace_sys(q, k, lengths, samples, bound, workspace) | {"mass": mass, "offset": offset}
-    if counts is not None and unique is not None:
-        unite(counts, unique, k.shape[2])
+    unite(counts, unique, k.shape[2])
     return out
 
 

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from santa_hw.gpu import library
-from santa_hw.gpu.checks import DeviceDraw, check_call, check_counts, check_tensor
+from santa_hw.gpu.checks import DeviceDraw, check_call, check_counts
 from santa_hw.gpu.operators import (
-    decode_arguments,
-    given_or_made,
+    out_or_made,
     pointer,
     register,
     shape_arguments,
     softmax_scale,
     stream,
     unite,
+    workspace_or_made,
 )
 
 TILE_KEYS = 64
@@ -99,10 +99,8 @@ def _decode(
         raise ValueError(f"max_length = {bound}: at most {MAX_KEYS} is allowed with {method.__name__}")
     log2_scale = softmax_scale(scale, q.shape[2])
     check_counts(q, k, counts, unique, bound)
-    if out is None:
-        out = torch.empty_like(q)
-    check_tensor("out", out, tuple(q.shape), (q.dtype,), q.device)
-    workspace = given_or_made(workspace, method, q, k, samples, bound)
+    out = out_or_made(out, tuple(q.shape), q.dtype, q.device)
+    workspace = workspace_or_made(workspace, method, q, k, samples, bound)
     operator = torch.ops.santa_hw.decode_flash if method is decode_flash else torch.ops.santa_hw.decode_prop
     operator(
         q, k, v, lengths, page_table, draw.sequence, draw.position, draw.seed, draw.layer, samples, bound, out,
@@ -110,8 +108,7 @@ def _decode(
     )  # fmt: skip
     if trace is not None:
         trace |= _trace(method is decode_flash, q, k, samples, bound, workspace)
-    if counts is not None and unique is not None:
-        unite(counts, unique, k.shape[2])
+    unite(counts, unique, k.shape[2])
     return out
 
 
@@ -136,20 +133,12 @@ def _trace(
     }
 
 
-def _run(is_flash: bool) -> Any:
-    def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, page_table: torch.Tensor | None,
-        sequence: torch.Tensor, position: torch.Tensor, seed: int, layer: int, samples: int, max_length: int,
-        out: torch.Tensor, workspace: torch.Tensor, scale: float, counts: torch.Tensor | None,
-    ) -> None:  # fmt: skip
-        arguments = decode_arguments(
-            q, k, v, lengths, page_table, sequence, position, seed, layer, samples, max_length, out, workspace
-        )
+def _launch(is_flash: bool) -> Callable[..., None]:
+    def launch(arguments: library.DecodeArguments, scale: float, counts: torch.Tensor | None) -> None:
         arguments.scale, arguments.counts = scale, pointer(counts)
-        with torch.cuda.device(q.device):
-            library.call("santa_hw_decode_tiles", byref(arguments), is_flash, stream())
+        library.call("santa_hw_decode_tiles", byref(arguments), is_flash, stream())
 
-    return run
+    return launch
 
 
 def _bytes(is_flash: bool) -> Callable[[library.DecodeArguments], int]:
@@ -157,4 +146,4 @@ def _bytes(is_flash: bool) -> Callable[[library.DecodeArguments], int]:
 
 
 for _name, _is_flash in (("decode_prop", False), ("decode_flash", True)):
-    register(_name, "float scale, Tensor(c!)? counts", _run(_is_flash), _bytes(_is_flash))
+    register(_name, "float scale, Tensor(c!)? counts", _launch(_is_flash), _bytes(_is_flash))
