@@ -33,8 +33,10 @@ __device__ inline const T* cache_row(const Cache& cache, int b, int kv, int n) {
     return reinterpret_cast<const T*>(cache_token(cache, b, n)) + kv * D;
 }
 
+__device__ inline int clamp_length(int length, int64_t max_length) { return max(0, min(length, int(max_length))); }
+
 __device__ inline int clamped_length(const int32_t* lengths, int b, int64_t max_length) {
-    return max(0, min(__ldcg(lengths + b), int(max_length)));
+    return clamp_length(__ldcg(lengths + b), max_length);
 }
 
 } // namespace santa

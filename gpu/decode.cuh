@@ -24,7 +24,8 @@ template <class Scheme>
 constexpr int kLargeWarps = Scheme::Shape::kInteger || kWide<Scheme> ? 8 : 16;
 constexpr int kLargeInFlight = 2, kSmallWarps = 8, kSmallInFlight = 1;
 template <class Scheme>
-constexpr int kAloneInFlight = Scheme::Shape::kInteger && !kWide<Scheme> ? 4 : kLargeInFlight;
+constexpr int kAloneInFlight =
+    Scheme::Shape::kInteger && !kWide<Scheme> && !Scheme::Shape::kRagged ? 4 : kLargeInFlight;
 
 // The offset's random word of a query head.
 __device__ inline uint32_t offset_word(const Work& work, int b, int head) {
@@ -81,10 +82,14 @@ __global__ void __launch_bounds__(Warps * 32) __maxnreg__((kGatherRegisters<Sche
     if (split > 1) {
         if (threadIdx.x == 0) {
             barrier_init(&shared.parts_full, 1);
+            barrier_init(&shared.read_full, 1);
             barrier_init_fence();
         }
         __syncthreads(); // compute-sanitizer asks for it
-        if (threadIdx.x == 0) expect_bytes(&shared.parts_full, split * int(sizeof(shared.parts[0])));
+        if (threadIdx.x == 0) {
+            expect_bytes(&shared.parts_full, split * int(sizeof(shared.parts[0])));
+            expect_bytes(&shared.read_full, (split - 1) * int(sizeof(shared.read[0])));
+        }
         __syncwarp();
         cluster_arrive(false);
     }

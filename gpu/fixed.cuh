@@ -74,12 +74,13 @@ __device__ __noinline__ inline uint4 ternary_unit(const DecodeArguments& a, uint
     return {counts[0], counts[1], counts[2], counts[3]};
 }
 
-// The weight of a stored score (3.4). No branches: several overlap.
+// The weight of a stored score (3.4), cut or as asked for. No branches: several overlap.
+template <bool Cut>
 __device__ inline uint32_t fixed_weight(const DecodeArguments& a, const uint32_t* table, uint32_t stored, int top) {
     const int score = int16_t(stored);
     const uint32_t entry = table[uint32_t(score) & ((1u << a.score_frac) - 1)];
     const int shift = top - (score >> a.score_frac);
-    const uint32_t last = a.half_up ? shift_right(entry, shift - 1) & 1 : 0;
+    const uint32_t last = !Cut && a.half_up ? shift_right(entry, shift - 1) & 1 : 0;
     return shift_right(entry, shift) + last;
 }
 
@@ -93,7 +94,7 @@ __device__ __noinline__ inline uint64_t fixed_mass(const DecodeArguments& a, con
         const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-            if (n + e < tokens) sum += fixed_weight(a, table, words[e / 2] >> (e % 2 * 16) & 0xffff, top);
+            if (n + e < tokens) sum += fixed_weight<false>(a, table, words[e / 2] >> (e % 2 * 16) & 0xffff, top);
         }
     }
     return sum;
@@ -211,8 +212,9 @@ struct Fixed {
         return fixed_mass(work.a, table, scores, visible, top);
     }
 
+    template <bool Common>
     __device__ static uint32_t weight(const Work& work, const uint32_t* table, uint32_t stored, int top) {
-        return fixed_weight(work.a, table, stored, top);
+        return fixed_weight<Common>(work.a, table, stored, top);
     }
 
     // Whether the sum of a tile's weights fits in 32 bits.

@@ -41,6 +41,9 @@ struct QueryFragments {
     template <class F>
     __device__ void load(int group, F unit) {
         const int head = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+        // The compiler does not know this: else it leaves words where they were loaded and puts operands together anew
+        // in every step.
+        const uint32_t zero = uint32_t(group) >> 31;
 #pragma unroll
         for (int c = 0; c < S::kChunks; ++c) {
             const int u = c * S::kParts * 4 + quad;
@@ -51,7 +54,7 @@ struct QueryFragments {
             if (S::kHeads == 16 && head + 8 < group && inside) high = unit(head + 8, u);
             const uint32_t words[8] = {low.x, high.x, low.y, high.y, low.z, high.z, low.w, high.w};
 #pragma unroll
-            for (int i = 0; i < 8; ++i) a[c][i] = words[i];
+            for (int i = 0; i < 8; ++i) a[c][i] = words[i] | zero;
         }
     }
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "arguments.cuh"
 #include "head_tiles.cuh"
@@ -74,17 +75,6 @@ struct ValueSums {
     typename S::Sum sum[kLaneUnits * kPerUnit] = {};
 };
 
-// Inclusive prefix sum over the eight lanes of a team.
-template <typename X>
-__device__ inline X team_scan(X x) {
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2) {
-        const X left = __shfl_up_sync(~0u, x, step, 8);
-        if (threadIdx.x % 8 >= step) x += left;
-    }
-    return x;
-}
-
 // Shift right, half up, or left; saturating (the output's requantisation).
 __device__ inline int64_t shift_saturate(int64_t x, int shift, int bits) {
     const int64_t high = (int64_t(1) << (bits - 1)) - 1, low = -high - 1;
@@ -127,40 +117,59 @@ __device__ inline uint64_t divide_samples(uint64_t x, uint32_t samples) {
     return (samples & (samples - 1)) == 0 ? x >> (31 - __clz(samples)) : divide(x, samples);
 }
 
-// Which token of a tile has position `x` of the tile's `share` of the row's mass: a team's answer. A lane has
-// `lane_tokens` stored weights or scores, of which the first `visible` count; Sum holds the tile's mass.
-template <class Scheme, typename Sum>
-__device__ inline int find_token_by(const Work& work, const uint32_t* table, uint4 stored, int lane_tokens, int visible,
-                                    int top, uint64_t x, uint64_t share) {
-    const uint32_t words[4] = {stored.x, stored.y, stored.z, stored.w};
-    uint32_t weights[8];
-    Sum mine = 0;
+// The tokens of `Count` samples, a team's answer; side by side, so that they overlap. `notes` number what is known of
+// them, and of their tiles a lane has the stored weights or scores. Common: as the scheme says, and then a tile's mass
+// fits in 32 bits.
+template <bool Common, int Count, class Scheme, int Warps>
+__device__ inline void find_tokens(const HeadTiles<Scheme, Warps>& tiles, int lane_shift, const int* notes,
+                                   const uint4* stored, int* tokens) {
+    using Sum = std::conditional_t<Common, uint32_t, uint64_t>;
+    const auto& shared = tiles.shared;
+    const int shift = tiles.work.p.tile_shift;
+    const int lane_tokens = 1 << lane_shift, lane_first = threadIdx.x % 8 << lane_shift;
+    uint32_t weights[Count][8];
+    Sum mine[Count] = {}, upto[Count];
+    int passed[Count] = {};
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-        const uint32_t any = Scheme::weight(work, table, words[e / 2] >> (e % 2 * 16) & 0xffff, top);
-        weights[e] = e < visible ? any : 0;
-        mine += weights[e];
+    for (int i = 0; i < Count; ++i) {
+        const int visible = min(tiles.length - (shared.tile[notes[i]] << shift) - lane_first, lane_tokens);
+        const uint32_t words[4] = {stored[i].x, stored[i].y, stored[i].z, stored[i].w};
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const uint32_t one = words[e / 2] >> (e % 2 * 16) & 0xffff;
+            const uint32_t any = Scheme::template weight<Common>(tiles.work, tiles.table, one, tiles.top);
+            weights[i][e] = e < visible ? any : 0;
+            mine[i] += weights[i][e];
+        }
+        upto[i] = mine[i];
     }
-    const Sum upto = team_scan(mine), inside = Sum(Scheme::rescale(x, share, __shfl_sync(~0u, upto, 7, 8)));
-    Sum running = upto - mine;
-    int passed = 0;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-        running += weights[e];
-        passed += e < lane_tokens && running <= inside;
+    for (int step = 1; step < 8; step *= 2) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+            const Sum left = __shfl_up_sync(~0u, upto[i], step, 8);
+            if (threadIdx.x % 8 >= step) upto[i] += left;
+        }
     }
 #pragma unroll
-    for (int step = 1; step < 8; step *= 2) passed += __shfl_xor_sync(~0u, passed, step);
-    return passed;
-}
-
-template <class Scheme>
-__device__ inline int find_token(const Work& work, const uint32_t* table, uint4 stored, int lane_tokens, int visible,
-                                 int top, uint64_t x, uint64_t share) {
-    const auto find = [&](auto sum) {
-        return find_token_by<Scheme, decltype(sum)>(work, table, stored, lane_tokens, visible, top, x, share);
-    };
-    return Scheme::narrow(work) ? find(uint32_t(0)) : find(uint64_t(0));
+    for (int i = 0; i < Count; ++i) {
+        const Sum inside = Sum(Scheme::rescale(shared.inside[notes[i]], shared.share[notes[i]],
+                                               __shfl_sync(~0u, upto[i], 7, 8)));
+        Sum running = upto[i] - mine[i];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            running += weights[i][e];
+            passed[i] += e < lane_tokens && running <= inside;
+        }
+    }
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) passed[i] += __shfl_xor_sync(~0u, passed[i], step);
+    }
+    // Were a score NaN, weights and masses could disagree: stay inside the cache.
+#pragma unroll
+    for (int i = 0; i < Count; ++i) tokens[i] = min((shared.tile[notes[i]] << shift) + passed[i], tiles.length - 1);
 }
 
 // A team's value row, zeros if the token is below 0.
@@ -244,6 +253,7 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
         }
     }
     tiles.share_top();
+    if (rank > 0 && thread == 0) send_first(&shared.read[rank], 1, &shared.read_full);
     const uint64_t total = tiles.sum();
     const int bits = Scheme::word_bits(work);
     const uint64_t offset = scaled_offset(word >> (32 - bits), total, bits);
@@ -253,15 +263,20 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     }
     const int samples = total > 0 ? a.samples : 0, share_end = samples * (rank + 1) >> p.split_shift;
     ValueSums<S> sums;
-    const int kv = head / p.group, shift = p.tile_shift, lane_shift = shift - 3, lane_tokens = 1 << lane_shift;
+    const int kv = head / p.group, shift = p.tile_shift, lane_shift = shift - 3;
     __syncthreads();
     // Scores and weights are read behind the next barrier: then all have to be written.
     if (thread == kThreads - 1) written.wait(written.all);
 #pragma unroll 1
     for (int window = samples * rank >> p.split_shift; window < share_end; window += kWindow) {
-        // A thread finds one sample's tile, eight lanes its token.
+        // A thread finds one sample's tile, eight lanes its token. Others have nothing to do, and invalidate the
+        // statistics when all blocks have them.
         if (thread < kWindow && window + thread < share_end) {
             tiles.find(divide_samples(offset + uint64_t(window + thread) * total, samples), thread);
+        }
+        if (thread >= kWindow && rank == 0 && window == 0 && tiles.kept) {
+            if (split > 1) barrier_wait(&shared.read_full, 0);
+            tiles.invalidate(thread - kWindow, kThreads - kWindow);
         }
         __syncthreads();
         const int here = min(share_end - window, kWindow);
@@ -269,23 +284,35 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
         for (int start = 0; start < here; start += kTeams * InFlight) {
             const auto any = [&](int i) { return i == 0 || start + i * kTeams < here; }; // of the block's teams
             uint4 stored[InFlight];
-#pragma unroll
-            for (int i = 0; i < InFlight; ++i) {
-                const int mine = min(start + i * kTeams + team, here - 1);
-                if (any(i)) stored[i] = load_stored(stash, shared.tile[mine] << shift, lane_shift);
-            }
-            int token[InFlight]; // below 0: no sample
+            int notes[InFlight], token[InFlight]; // below 0: no sample
 #pragma unroll
             for (int i = 0; i < InFlight; ++i) {
                 token[i] = -1;
                 if (!any(i)) continue;
-                const int mine = min(start + i * kTeams + team, here - 1), first_token = shared.tile[mine] << shift;
-                const int visible = min(length - first_token - (member << lane_shift), lane_tokens);
-                const int passed = find_token<Scheme>(work, tiles.table, stored[i], lane_tokens, visible, tiles.top,
-                                                      shared.inside[mine], shared.share[mine]);
-                // Were a score NaN, weights and masses could disagree: stay inside the cache.
+                notes[i] = min(start + i * kTeams + team, here - 1);
+                stored[i] = load_stored(stash, shared.tile[notes[i]] << shift, lane_shift);
+            }
+            const auto find = [&](auto common) {
+                constexpr bool kCommon = decltype(common)::value;
+                constexpr int kPair = kBulkCopy && kCommon && InFlight > 1 ? 2 : 1; // older GPUs lack the registers
+#pragma unroll
+                for (int i = 0; i < InFlight; i += kPair) {
+                    if (kPair == 2 && any(i + 1)) {
+                        find_tokens<kCommon, kPair>(tiles, lane_shift, notes + i, stored + i, token + i);
+                    } else if (any(i)) {
+                        find_tokens<kCommon, 1>(tiles, lane_shift, notes + i, stored + i, token + i);
+                    }
+                }
+            };
+            if (Scheme::common(work)) {
+                find(std::true_type());
+            } else {
+                find(std::false_type());
+            }
+#pragma unroll
+            for (int i = 0; i < InFlight; ++i) {
                 const bool real = start + i * kTeams + team < here;
-                token[i] = real ? min(first_token + passed, length - 1) : -1;
+                if (!real) token[i] = -1;
                 if (a.counts && real && member == 0) atomicAdd(a.counts + row * a.max_length + token[i], 1);
             }
             uint4 rows[InFlight][ValueSums<S>::kLaneUnits];
@@ -302,7 +329,8 @@ __device__ inline void gather_head(const Work& work, GatherShared<Scheme, Warps>
     __syncthreads();
     put_output(work, shared, row, kv, split, rank);
     if (rank > 0) return;
-    tiles.invalidate();
+    if (split > 1) barrier_wait(&shared.read_full, 0);
+    if (samples == 0 || !tiles.kept) tiles.invalidate(thread, kThreads);
     // Nobody reads the head's scores or weights any more: the L2 need not write them to memory. Of a single sequence
     // that would cost more than it saves.
     if (a.keep || a.batch == 1) return;

@@ -17,7 +17,8 @@ struct alignas(16) GatherShared {
     static constexpr int kWindow = kThreads < 128 ? kThreads : 128; // samples at a time
     typename S::Sum sums[Warps][S::kDim];
     typename S::Sum parts[kMaxSplit][S::kDim]; // of the cluster's blocks
-    uint64_t parts_full;
+    uint32_t read[kMaxSplit]; // by the cluster's other blocks, when they have read the statistics
+    uint64_t parts_full, read_full;
     uint64_t upto[kThreads];                  // mass up to and with a thread's tiles
     uint64_t inside[kWindow], share[kWindow]; // of a sample: where in its tile's mass, and that
     int tile[kWindow];
@@ -92,9 +93,9 @@ struct HeadTiles {
         }
     }
 
-    // The next call must not see them. A trace may.
-    __device__ void invalidate() {
-        for (int tile = threadIdx.x; tile < count; tile += kThreads) {
+    // The next call must not see them. A trace may. By so many threads.
+    __device__ void invalidate(int thread, int threads) const {
+        for (int tile = thread; tile < count; tile += threads) {
             store_stat(stats + tile, work.a.keep ? Scheme::invalid(load_stat(stats + tile)) : Stat{});
         }
     }

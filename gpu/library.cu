@@ -72,17 +72,18 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     p.unit_tokens = p.lanes * p.tiles_per_unit * p.tile;
     p.tokens = std::max<int64_t>(1, ceil_div<int64_t>(a.max_length, p.unit_tokens)) * p.unit_tokens;
     p.tokens = ceil_div<int64_t>(p.tokens, kLineBytes / 2) * (kLineBytes / 2); // a row is whole lines
-    // Float rows a power of two apart are up to 3 percent slower at 131072 keys, if memory lies so; int8's are not.
-    if (a.type != kInt8) p.tokens += kLineBytes / 2;
     p.tiles = ceil_div<int64_t>(p.tokens / p.tile, 4) * 4;
     p.exponent = std::max(0, 62 - log2_ceil(a.samples) - 16 - log2_ceil(a.max_length));
 
     const int64_t rows = int64_t(a.batch) * a.heads, stat_bytes = a.type == kInt8 ? 16 : 8;
     // Blocks share the samples of a query head where there is room for them, and where they do not spend more on all
-    // its tiles than they save. For int8 a block has half the warps.
+    // its tiles than they save; four only where most multiprocessors have no unit: beside the score pass clusters of four
+    // do not all find room. For int8 a block has half the warps.
     const int most_tiles = a.type == kInt8 ? 4096 : 1024, most_blocks = (a.type == kInt8 ? 2 : 1) * multiprocessors;
+    const int64_t units = a.batch * p.chunks * ceil_div<int64_t>(a.max_length, p.unit_tokens);
+    const int most_split = 2 * units <= p.grid ? kMaxSplit : 2;
     p.split = 1;
-    while (modern && 2 * p.split <= kMaxSplit && p.tiles * 2 * p.split <= most_tiles &&
+    while (modern && 2 * p.split <= most_split && p.tiles * 2 * p.split <= most_tiles &&
            rows * 2 * p.split <= most_blocks) {
         p.split *= 2;
     }
@@ -153,7 +154,7 @@ __global__ void trace_kernel(const __grid_constant__ Work work, int32_t* scores,
     for (int64_t n = threadIdx.x; n < work.a.max_length; n += blockDim.x) {
         const int64_t to = row * work.a.max_length + n;
         if (scores) scores[to] = n < length ? int16_t(stash[n]) : 0;
-        if (weights) weights[to] = n < length ? Scheme::weight(work, work.a.table, stash[n], top) : 0;
+        if (weights) weights[to] = n < length ? Scheme::template weight<false>(work, work.a.table, stash[n], top) : 0;
     }
 }
 

@@ -23,14 +23,16 @@ class Schedule {
         return sum;
     }
 
-    // This lane's length as it is now, of the first 32 sequences, for `changed`.
+    // This lane's length as it is now, of the first 32 sequences, for `changed`. It may still be on its way.
     __device__ int length_now() const {
         const int b = threadIdx.x % 32;
-        return b < work_.a.batch ? clamped_length(work_.a.lengths, b, work_.a.max_length) : 0;
+        return b < work_.a.batch ? __ldcg(work_.a.lengths + b) : 0;
     }
 
     // Whether the lengths may be others than those that begin read.
-    __device__ bool changed(int now) const { return work_.a.batch > 32 || __any_sync(~0u, now != length_); }
+    __device__ bool changed(int now) const {
+        return work_.a.batch > 32 || __any_sync(~0u, clamp_length(now, work_.a.max_length) != length_);
+    }
 
     __device__ Unit find(int number) {
         while (number >= before_ + all_) {

@@ -15,6 +15,11 @@ struct Mail {
     int row, units;
 };
 
+// What a warp scores: which of a unit's runs, for which of its chunk's KV heads.
+struct Place {
+    int run, head;
+};
+
 template <class Scheme>
 struct alignas(16) ScoreShared {
     uint64_t full[kMaxStages], empty[kMaxStages];
@@ -22,7 +27,9 @@ struct alignas(16) ScoreShared {
     Unit first;            // what the block probably begins with
     int shift[Scheme::Shape::kWarps][Scheme::Shape::kHeads];
     Mail mail[Scheme::Shape::kWarps];
-    int units[Scheme::Shape::kWarps]; // that a warp has written and not told of; a register would be one too many
+    // A warp's, as registers would be too many: its place, and units that it has written and not told of.
+    Place place[Scheme::Shape::kWarps];
+    int units[Scheme::Shape::kWarps];
     uint32_t table[Scheme::Shape::kInteger ? kTableEntries : 1];
 };
 
@@ -58,6 +65,10 @@ __device__ inline ScoreShared<Scheme>& score_setup(const Work& work, char* stage
     return shared;
 }
 
+// Stages on their way at a time. Two keep the memory busy; more make others wait for what they read, and memory pages
+// change hands more often.
+constexpr int kInFlight = 2;
+
 // A stage number and the parity of its round, advancing together.
 struct Stage {
     int index = 0, parity = 0;
@@ -66,6 +77,10 @@ struct Stage {
             index = 0;
             parity ^= 1;
         }
+    }
+    // The one so many before.
+    __device__ Stage earlier(int n, int stages) const {
+        return index >= n ? Stage{index - n, parity} : Stage{index - n + stages, parity ^ 1};
     }
 };
 
@@ -96,51 +111,51 @@ __device__ inline void for_runs(const Work& work, const Unit& unit, bool linear,
     }
 }
 
-// Rows of the step that begins at token `first`.
-__device__ inline int step_rows(const Unit& unit, int first) {
-    return max(0, min(unit.length - first, kStepTokens));
-}
+// What is left of a unit: of this lane's run so many tokens, their keys, if rows follow each other, from there on.
+struct Left {
+    int tokens;
+    const char* keys;
+    __device__ int step() const { return max(0, min(tokens, kStepTokens)); }
+};
 
-// Fill the ring's next stage with a step of the unit's runs: a lane has its run's first token and how many tokens.
-template <class Scheme>
-__device__ inline void fill(const Work& work, ScoreShared<Scheme>& shared, char* stages, const Stage& stage,
-                            const Unit& unit, int first, int rows, bool announce) {
+// Fill the ring's next stage with the next step; with its unit, if that begins. `ready` returns when keys may be read.
+template <class Scheme, class F>
+__device__ inline void fill(const Work& work, ScoreShared<Scheme>& shared, char* stages, bool linear,
+                            const Stage& stage, const Unit& unit, const Left& left, bool begins, F ready) {
     constexpr int kRowBytes = Scheme::Shape::kRowBytes;
     const Plan& p = work.p;
-    const Cache& k = work.a.k;
-    const int lane = threadIdx.x % 32, heads = chunk_heads(work, unit.chunk), row_bytes = heads * kRowBytes;
+    const int lane = threadIdx.x % 32, row_bytes = chunk_heads(work, unit.chunk) * kRowBytes;
     const int lane_bytes = kStepTokens * p.chunk * kRowBytes;
-    // Where a chunk is all KV heads and rows follow each other, a lane copies a whole step of one run.
-    const bool linear = heads == work.a.kv_heads && k.token_stride == row_bytes;
-    [[maybe_unused]] const bool whole = kBulkCopy && linear && k.pages == nullptr;
     uint64_t* full = &shared.full[stage.index];
     char* to = stages + stage.index * p.stage_bytes;
+    const int count = left.step(), bytes = count * row_bytes;
+    const int all = p.lanes == 1 ? bytes : __reduce_add_sync(~0u, bytes);
     barrier_wait(&shared.empty[stage.index], stage.parity ^ 1);
-    const int bytes = rows * row_bytes, all = p.lanes == 1 ? bytes : __reduce_add_sync(~0u, bytes);
     if (lane == 0) {
-        if (announce) shared.unit[stage.index] = unit;
+        if (begins) shared.unit[stage.index] = unit;
         stage_expect(full, all);
     }
     __syncwarp();
+    ready();
 #if SANTA_BULK_COPY
     const uint64_t policy = evict_first();
-    if (whole) {
-        const char* from = k.data + unit.b * k.outer_stride + int64_t(first) * row_bytes;
-        if (rows > 0) copy_bulk(to + lane * lane_bytes, from, bytes, full, policy);
-    } else {
-        for (int r = 0; r < p.lanes; ++r, to += lane_bytes) {
-            for_runs(work, unit, linear, row_bytes, __shfl_sync(~0u, first, r), __shfl_sync(~0u, rows, r),
-                     [&](int row, const char* keys, int size) {
-                         copy_bulk(to + row * row_bytes, keys, size, full, policy);
-                     });
-        }
+    if (linear && work.a.k.pages == nullptr) {
+        if (count > 0) copy_bulk(to + lane * lane_bytes, left.keys, bytes, full, policy);
+        return;
+    }
+    for (int r = 0; r < p.lanes; ++r, to += lane_bytes) {
+        const int first = unit.length - __shfl_sync(~0u, left.tokens, r);
+        for_runs(work, unit, linear, row_bytes, first, __shfl_sync(~0u, count, r),
+                 [&](int row, const char* keys, int size) {
+                     copy_bulk(to + row * row_bytes, keys, size, full, policy);
+                 });
     }
 #else
     for (int r = 0; r < p.lanes; ++r, to += lane_bytes) {
-        const int begin = __shfl_sync(~0u, first, r), end = begin + __shfl_sync(~0u, rows, r);
+        const int begin = unit.length - __shfl_sync(~0u, left.tokens, r), end = begin + __shfl_sync(~0u, count, r);
         for (int n = begin; n < end; ++n) {
             const char* keys =
-                cache_token(k, unit.b, n, &work.control()->error) + unit.chunk * p.chunk * kRowBytes;
+                cache_token(work.a.k, unit.b, n, &work.control()->error) + unit.chunk * p.chunk * kRowBytes;
             for (int at = lane * 16; at < row_bytes; at += 512) copy_16(to + (n - begin) * row_bytes + at, keys + at);
         }
     }
@@ -151,68 +166,95 @@ __device__ inline void fill(const Work& work, ScoreShared<Scheme>& shared, char*
 template <class Scheme>
 __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* stages) {
     const Plan& p = work.p;
-    const int lane = threadIdx.x % 32;
+    const Cache& k = work.a.k;
+    const int lane = threadIdx.x % 32, recent = work.a.recent;
+    // Where a chunk is all KV heads and rows follow each other, a lane copies a whole step of one run, or of a page.
+    const int row_bytes = work.a.kv_heads * Scheme::Shape::kRowBytes;
+    const bool linear = p.chunks == 1 && k.token_stride == row_bytes;
     Schedule schedule(work);
     // Blocks have two units each and take further ones as they come: they read close together, and none waits long for
     // another. The number behind the next is asked for ahead, and not before the lengths are sure.
-    int total = schedule.begin(), number = blockIdx.x, taken = 0, step = 0;
-    Unit unit;
+    int total = schedule.begin(), number = blockIdx.x, taken = 0;
     Stage stage;
     // Lengths are read while the kernel ahead drains. They may still change, and are read again: until then what they
     // say is a hint. By the hint the ring is filled, so that no key waits for the lengths; with keys that the kernel
     // ahead leaves alone even before it has ended. Pages wait: beyond a row's length the page table need not hold page
     // numbers. So do more sequences than the schedule compares.
-    enum { kNothing, kHint, kLengths } known = kNothing;
-    const int by_hint = kBulkCopy && work.a.k.pages == nullptr && work.a.batch <= 32 ? p.stages : 0;
-    const int recent = work.a.recent;
+    const bool by_hint = kBulkCopy && k.pages == nullptr && work.a.batch <= 32;
+    bool waited = false, sure = false;
     int now = 0;
     const auto wait_ahead = [&] {
+        if (waited) return;
+        waited = true;
         wait_for_launch();
         launch_dependents(); // not sooner: until here the gather's counters belong to the call before
         now = schedule.length_now();
     };
-    for (int filled = 0;; ++filled) {
-        if (step == 0) unit = number < total ? schedule.find(number) : Unit{-1, 0, 0, 0};
-        if (known == kNothing) {
-            if (lane == 0) shared.first = unit;
-            barrier_arrive_named(kFirstBarrier, Scheme::Shape::kThreads - 32);
-            if (recent < 0) wait_ahead();
-            known = kHint;
+    // Whether the lengths are what they were thought to be; if not the ring is empty again.
+    const auto make_sure = [&] {
+        wait_ahead();
+        sure = true;
+        const bool changed = schedule.changed(now);
+        const int filled = stage.parity ? p.stages : stage.index;
+        if (changed && filled > 0) {
+            // When the copies have landed the stages begin anew: no consumer has seen them.
+            for (int s = 0; s < filled; ++s) barrier_wait(&shared.full[s], 0);
+            __syncwarp();
+            for (int s = lane; s < filled; s += 32) barrier_init_again(&shared.full[s], kProducerArrivals);
+            barrier_init_fence();
+            __syncwarp();
         }
-        const int first = unit.first_token + lane * p.tiles_per_unit * p.tile + step * kStepTokens;
-        const int rows = lane < p.lanes ? step_rows(unit, first) : 0;
-        const bool asks = step == 0 && number >= p.grid && total > 2 * p.grid;
-        const bool waits = recent >= 0 && __any_sync(~0u, rows > 0 && first + rows > unit.length - recent);
-        if (known == kHint && (filled == by_hint || unit.b < 0 || asks || waits)) {
-            if (recent >= 0) wait_ahead();
-            known = kLengths;
-            const bool changed = schedule.changed(now);
-            if (changed && filled > 0) {
-                // When the copies have landed the stages begin anew: no consumer has seen them.
-                for (int s = 0; s < filled; ++s) barrier_wait(&shared.full[s], 0);
-                __syncwarp();
-                for (int s = lane; s < filled; s += 32) barrier_init_again(&shared.full[s], kProducerArrivals);
-                barrier_init_fence();
-                __syncwarp();
-            }
-            barrier_arrive_named(kSureBarrier, Scheme::Shape::kThreads - 32);
-            if (changed) {
-                total = schedule.begin();
-                number = blockIdx.x;
-                step = 0;
-                stage = {};
-                continue;
-            }
-        }
-        if (asks && lane == 0) taken = atomicAdd(&work.control()->taken, 1u);
-        fill(work, shared, stages, stage, unit, first, rows, step == 0);
-        if (unit.b < 0) return;
-        stage.next(p.stages);
+        barrier_arrive_named(kSureBarrier, Scheme::Shape::kThreads - 32);
+        return !changed;
+    };
+    const auto next_unit = [&] { return number < total ? schedule.find(number) : Unit{-1, 0, 0, 0}; };
+    Unit unit = next_unit();
+    if (lane == 0) shared.first = unit;
+    barrier_arrive_named(kFirstBarrier, Scheme::Shape::kThreads - 32);
+    for (;;) {
+        const bool asks = number >= p.grid && total > 2 * p.grid;
+        // A block that has more than a unit, or fetches while others work, does so at an even pace.
+        const bool paced = (recent >= 0 || total > p.grid) && p.stages > kInFlight;
         // The stages of a unit, as the consumers count them: the first run is the longest.
-        if (++step == p.tiles_per_unit * p.steps || unit.first_token + step * kStepTokens >= unit.length) {
-            step = 0;
+        const int visible = unit.length - unit.first_token;
+        const int steps =
+            unit.b < 0 ? 1 : min(p.tiles_per_unit * p.steps, (visible + kStepTokens - 1) / kStepTokens);
+        const int first = unit.first_token + lane * p.tiles_per_unit * p.tile;
+        Left left{lane < p.lanes ? unit.length - first : 0,
+                  k.data + unit.b * k.outer_stride + int64_t(first) * row_bytes};
+        bool again = false;
+#pragma unroll 1
+        for (int s = 0; s < steps; ++s) {
+            const auto newest = [&] {
+                return recent >= 0 && __any_sync(~0u, left.tokens > 0 && left.tokens - left.step() < recent);
+            };
+            if (!sure && (!by_hint || stage.parity || unit.b < 0 || asks || newest()) && !make_sure()) {
+                again = true;
+                break;
+            }
+            if (asks && s == 0 && lane == 0) taken = atomicAdd(&work.control()->taken, 1u);
+            if (paced && (stage.parity || stage.index >= kInFlight)) {
+                const Stage earlier = stage.earlier(kInFlight, p.stages);
+                barrier_wait(&shared.full[earlier.index], earlier.parity);
+            }
+            // The kernel ahead is waited for at the last moment: the first copy is ready to go.
+            fill(work, shared, stages, linear, stage, unit, left, s == 0, [&] {
+                if (recent < 0 && !waited) wait_for_launch();
+            });
+            if (unit.b < 0) return;
+            if (recent < 0) wait_ahead();
+            left.tokens -= kStepTokens;
+            left.keys += kStepTokens * row_bytes;
+            stage.next(p.stages);
+        }
+        if (again) {
+            total = schedule.begin();
+            number = blockIdx.x;
+            stage = {};
+        } else {
             number = number < p.grid ? number + p.grid : 2 * p.grid + __shfl_sync(~0u, taken, 0);
         }
+        unit = next_unit();
     }
 }
 
@@ -276,7 +318,7 @@ __device__ inline void step_products(const Work& work, const char* keys, int str
 template <class Scheme>
 __device__ inline void load_queries(const Work& work, ScoreShared<Scheme>& shared, int row,
                                     QueryFragments<typename Scheme::Shape>& query) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = work.p.group;
+    const int warp = threadIdx.x / 32, lane = anew(threadIdx.x) % 32, group = work.p.group;
     query.load(group, [&](int head, int u) {
         const uint4* q = static_cast<const uint4*>(work.a.q) + int64_t(row + head) * Scheme::Shape::kUnits;
         return Scheme::query_unit(work, q[u], row + head, u);
@@ -318,36 +360,42 @@ template <class Scheme>
 __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* stages) {
     using S = typename Scheme::Shape;
     const Plan& p = work.p;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = work.p.group;
-    // Of the unit's runs, of the chunk's KV heads.
-    const int run = unsigned(warp) / unsigned(p.chunk), chunk_head = warp - run * p.chunk;
+    const int warp = threadIdx.x / 32, group = work.p.group;
+    const auto leads = [] { return anew(threadIdx.x) % 32 == 0; }; // the lane that speaks for the warp
+    if (leads()) {
+        const int run = unsigned(warp) / unsigned(p.chunk);
+        shared.place[warp] = {run, warp - run * p.chunk};
+        shared.units[warp] = 0;
+    }
+    __syncwarp();
     auto* products = warp_products<S>(p, stages);
     QueryFragments<S> query;
     // First query head, counted over all sequences, of the group that this warp scores for in a unit; below 0: none.
     const auto row_of = [&](const Unit& unit) {
-        const bool works = unit.b >= 0 && run < p.lanes && chunk_head < chunk_heads(work, unit.chunk);
-        return works ? unit.b * work.a.heads + (unit.chunk * p.chunk + chunk_head) * group : -1;
+        const Place place = shared.place[warp];
+        const bool works = unit.b >= 0 && place.run < p.lanes && place.head < chunk_heads(work, unit.chunk);
+        return works ? unit.b * work.a.heads + (unit.chunk * p.chunk + place.head) * group : -1;
     };
     const auto begin = [&](int row) {
         if (row >= 0) load_queries(work, shared, row, query);
     };
     barrier_sync(kFirstBarrier, S::kThreads - 32);
     int row = row_of(shared.first);
-    if (lane == 0) shared.units[warp] = 0;
     wait_for_launch();
     begin(row); // the first queries are fetched while the first keys are on their way
     barrier_sync(kSureBarrier, S::kThreads - 32);
     // How many units this warp has written of the row's group.
     const auto tell = [&](int row) {
         __syncwarp(); // the release covers what the warp has written
-        if (row >= 0 && lane < group) add_release(work.finished(anew(row) + lane), shared.units[warp]);
+        const int head = anew(threadIdx.x) % 32;
+        if (row >= 0 && head < group) add_release(work.finished(anew(row) + head), shared.units[warp]);
         __syncwarp();
-        if (lane == 0) shared.units[warp] = 0;
+        if (leads()) shared.units[warp] = 0;
     };
     // The same, but another warp does it, and waits until all is written: this one has keys to look at.
     const auto post = [&](int row, int units) {
         __syncwarp();
-        if (lane > 0) return;
+        if (!leads()) return;
         if (units < 0 || row >= 0) {
             Mail* mail = &shared.mail[warp];
             wait_for([=] { return load_acquire_block(&mail->units) == 0; });
@@ -361,7 +409,7 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
     for (;;) {
         barrier_wait(&shared.full[stage.index], stage.parity);
         Unit unit{};
-        if (lane == 0) unit = shared.unit[stage.index]; // the lane that gives the stage back
+        if (leads()) unit = shared.unit[stage.index]; // the lane that gives the stage back
         unit = {__shfl_sync(~0u, unit.b, 0), __shfl_sync(~0u, unit.chunk, 0), __shfl_sync(~0u, unit.first_token, 0),
                 __shfl_sync(~0u, unit.length, 0)};
         if (unit.b < 0) {
@@ -374,9 +422,10 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
         if (row != before) begin(row);
         // Of the unit's first run, the longest, and of this warp's.
         const int tokens = unit.length - unit.first_token;
-        const int run_token = unit.first_token + run * p.tiles_per_unit * p.tile;
+        const Place place = shared.place[warp];
+        const int run_token = unit.first_token + place.run * p.tiles_per_unit * p.tile;
         const int stride = chunk_heads(work, unit.chunk) * S::kRowBytes;
-        const char* keys = stages + (run * kStepTokens * p.chunk + chunk_head) * S::kRowBytes;
+        const char* keys = stages + (place.run * kStepTokens * p.chunk + place.head) * S::kRowBytes;
         for (int t = 0; t < p.tiles_per_unit && t * p.tile < tokens; ++t) {
             for (int s = 0; s < p.steps && t * p.tile + s * kStepTokens < tokens; ++s) {
                 barrier_wait(&shared.full[stage.index], stage.parity);
@@ -384,7 +433,7 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
                     step_products(work, keys + stage.index * p.stage_bytes, stride, query, products + s * kStepTokens);
                 }
                 __syncwarp();
-                if (kRacecheck || lane == 0) barrier_arrive(&shared.empty[stage.index]);
+                if (kRacecheck || leads()) barrier_arrive(&shared.empty[stage.index]);
                 stage.next(p.stages);
             }
             if (t == 0 && row != before) {
@@ -408,7 +457,7 @@ __device__ void consume(const Work& work, ScoreShared<Scheme>& shared, char* sta
             }
             __syncwarp();
         }
-        if (lane == 0) ++shared.units[warp];
+        if (leads()) ++shared.units[warp];
     }
 }
 

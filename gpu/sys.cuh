@@ -77,16 +77,16 @@ struct Sys {
     __device__ static bool is_far(const Work&, Stat, int) { return false; }
     __device__ static uint64_t far_mass(const Work&, const uint32_t*, const uint16_t*, int, int) { return 0; }
 
-    __device__ static uint32_t weight(const Work&, const uint32_t*, uint32_t stored, int) { return stored; }
+    template <bool>
+    __device__ static uint32_t weight(const Work&, const uint32_t*, uint32_t stored, int) {
+        return stored;
+    }
 
     // Position x of a mass `from` as a position of the same mass relative to another power of two, `to`.
     __device__ static uint64_t rescale(uint64_t x, uint64_t from, uint64_t to) {
         const int right = __clzll(to) - __clzll(from);
         return min(right >= 0 ? x >> right : x << -right, to - 1);
     }
-
-    // Whether a tile's mass, from the stored weights, fits in 32 bits.
-    __device__ static bool narrow(const Work&) { return true; }
 
     static constexpr float kMaxScale = 65535.0f; // octaves: larger scores are taken for that
 

@@ -45,6 +45,8 @@ FLOATS = [
     (Case(16, 1, 64, (513,)), {}, torch.float16, 1),
 ]
 
+INVALIDATE = "tiles.invalidate(thread - kWindow, kThreads - kWindow);\n"
+WAITS_FOR_READERS = "if (split > 1) barrier_wait(&shared.read_full, 0);\n            "
 WAITS_FOR_KEYS = "barrier_wait(&shared.full[stage.index], stage.parity);\n                if (row >= 0)"
 
 
@@ -109,6 +111,7 @@ def test_rows_of_more_tiles_than_shared_memory_keeps(forgetful: CDLL, lengths: t
 CALLS = [
     (RAGGED, {"multiprocessors": 2, "steps": 1, "tiles_per_unit": 1}),  # few blocks take most units by the counter
     ((300,), {"steps": 4, "tiles_per_unit": 4}),  # statistics are looked for from the beginning
+    ((300,), {"split": 4}),  # blocks of a cluster read them
 ]
 
 
@@ -120,8 +123,17 @@ def test_a_workspace_serves_call_after_call(
 
 
 def test_statistics_of_the_call_before_are_found(tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
-    broken = build(tmp_path, "-DFIXED_128_ALONE", "-O0", edit={"gather.cuh": ("    tiles.invalidate();\n", "")})
+    broken = build(tmp_path, "-DFIXED_128_ALONE", "-O0", edit={"gather.cuh": (INVALIDATE, "")})
     assert not all(itertools.chain(*(calls_with_one_workspace(broken, *CALLS[1], seed + i) for i in range(5))))
+
+
+def test_statistics_invalidated_too_early_are_found(tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
+    """Before the other blocks of a cluster have read them. With counts asked for they wait for each other anyway."""
+    edit = {"gather.cuh": (WAITS_FOR_READERS + INVALIDATE, INVALIDATE)}
+    broken = build(tmp_path, "-DFIXED_128_ALONE", "-O0", edit=edit)
+    schedules = (calls_with_one_workspace(broken, *CALLS[2], seed + i) for i in range(10))
+    with pytest.raises(EmulationError, match="wait for each other"):
+        list(itertools.chain.from_iterable(schedules))
 
 
 def calls_with_one_workspace(
@@ -183,12 +195,22 @@ def test_the_newest_keys_may_come_while_a_step_begins(emulated: CDLL, length: in
     assert not [outcome for outcome in found if not outcome.passed]
 
 
-def test_new_keys_that_are_fetched_too_early_are_found(tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
-    broken = build(tmp_path, edit={"scores.cuh": ("first + rows > unit.length - recent", "first > unit.length")})
+@pytest.mark.parametrize(
+    "old,new,promised",
+    [
+        ("left.tokens - left.step() < recent", "left.tokens < 0", True),
+        ("if (recent < 0 && !waited) wait_for_launch();", "", False),
+    ],
+    ids=["the newest of those promised", "before the kernel ahead has ended"],
+)
+def test_new_keys_that_are_fetched_too_early_are_found(  # type: ignore[no-untyped-def]
+    old: str, new: str, promised: bool, tmp_path, seed: int
+) -> None:
+    broken = build(tmp_path, edit={"scores.cuh": (old, new)})
     with on_processor(broken, seed):
         found = list(late_key_outcomes(Case(4, 2, 128, (77,)), seed, "cpu"))
-    wrong = [outcome.shape for outcome in found if not outcome.passed]
-    assert wrong and not any("recent = None" in shape for shape in wrong)
+    wrong = ["recent = None" in outcome.shape for outcome in found if not outcome.passed]
+    assert wrong and any(wrong) == (not promised)
 
 
 @pytest.mark.parametrize(

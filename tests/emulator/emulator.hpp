@@ -1,9 +1,9 @@
 // Runs the kernels' own source on the processor, thread by thread, so that their logic is tested where no GPU is.
 //
-// Every thread is a fiber of one operating system thread. A schedule drawn from a seed says who runs next and when
-// asynchronous copies land, so that a seed's run repeats and another seed's differs. Launches queue as in a stream: a
-// kernel launched to start early does so once all blocks of the one ahead have let it, and waits where it says so. What
-// is not shown: memory that is seen late or in another order, rounding of the tensor cores, speed.
+// Every thread is a fiber of one operating system thread. A schedule drawn from a seed says who runs next, which block
+// falls behind and when asynchronous copies land, so that a seed's run repeats and another seed's differs. Launches
+// queue as in a stream: a kernel launched to start early does so once all blocks of the one ahead have let it, and waits
+// where it says so. What is not shown: memory that is seen late or in another order, rounding of the tensor cores, speed.
 #pragma once
 
 #include <ucontext.h>
@@ -69,6 +69,7 @@ struct Block {
     dim3 index;
     int running;          // threads that have not ended
     bool lets = false;    // the kernel behind may start
+    int pause = 0;        // rounds for which it is not scheduled
     std::vector<Warp> warps;
     Rendezvous named[16];
     bool any[2] = {};
@@ -260,10 +261,13 @@ inline const char* synchronize() {
     while (!queue.empty()) {
         clock += 8000;
         bool any = dispatch();
+        // Now and then a block falls behind the others.
+        if (!blocks.empty() && random() % 8 == 0) blocks[random() % blocks.size()]->pause = random() % 200;
+        for (auto& block : blocks) block->pause -= block->pause > 0;
         const size_t count = fibers.size(), first = count ? random() % count : 0;
         for (size_t i = 0; i < count; ++i) {
             Fiber* fiber = fibers[(first + i) % count].get();
-            if (fiber->done || random() % 4 == 0) continue;
+            if (fiber->done || fiber->block->pause > 0 || random() % 4 == 0) continue;
             if (fiber->ready != nullptr && !fiber->ready(fiber->argument)) continue;
             fiber->ready = nullptr;
             now = fiber;
