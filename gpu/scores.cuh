@@ -163,6 +163,50 @@ __device__ inline void fill(const Work& work, ScoreShared<Scheme>& shared, char*
     stage_issued(full);
 }
 
+// How the producer stands to the kernel ahead. Lengths are read while that drains. They may still change, and are read
+// again: until then what they say is a hint.
+template <class Scheme>
+class Ahead {
+  public:
+    bool waited = false; // for the kernel ahead to end
+    bool sure = false;   // that the lengths are those that the schedule read
+
+    __device__ Ahead(const Work& work, ScoreShared<Scheme>& shared, const Schedule& schedule)
+        : work_(work), shared_(shared), schedule_(schedule) {}
+
+    __device__ void wait() {
+        if (waited) return;
+        waited = true;
+        wait_for_launch();
+        launch_dependents(); // not sooner: until here the gather's counters belong to the call before
+        now_ = schedule_.length_now();
+    }
+
+    // Returns whether they are; if not the ring, filled as far as `next`, is empty again.
+    __device__ bool make_sure(const Stage& next) {
+        wait();
+        sure = true;
+        const bool changed = schedule_.changed(now_);
+        const int lane = threadIdx.x % 32, filled = next.parity ? work_.p.stages : next.index;
+        if (changed && filled > 0) {
+            // When the copies have landed the stages begin anew: no consumer has seen them.
+            for (int s = 0; s < filled; ++s) barrier_wait(&shared_.full[s], 0);
+            __syncwarp();
+            for (int s = lane; s < filled; s += 32) barrier_init_again(&shared_.full[s], kProducerArrivals);
+            barrier_init_fence();
+            __syncwarp();
+        }
+        barrier_arrive_named(kSureBarrier, Scheme::Shape::kThreads - 32);
+        return !changed;
+    }
+
+  private:
+    const Work& work_;
+    ScoreShared<Scheme>& shared_;
+    const Schedule& schedule_;
+    int now_ = 0; // this lane's length
+};
+
 template <class Scheme>
 __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* stages) {
     const Plan& p = work.p;
@@ -171,42 +215,16 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
     // Where a chunk is all KV heads and rows follow each other, a lane copies a whole step of one run, or of a page.
     const int row_bytes = work.a.kv_heads * Scheme::Shape::kRowBytes;
     const bool linear = p.chunks == 1 && k.token_stride == row_bytes;
+    // By the lengths' hint the ring is filled, so that no key waits for them; with keys that the kernel ahead leaves
+    // alone even before it has ended. Pages wait: beyond a row's length the page table need not hold page numbers.
+    // Rows that the schedule does not compare wait too.
+    const bool by_hint = kBulkCopy && k.pages == nullptr && work.a.batch <= 32;
     Schedule schedule(work);
+    Ahead<Scheme> ahead(work, shared, schedule);
     // Blocks have two units each and take further ones as they come: they read close together, and none waits long for
     // another. The number behind the next is asked for ahead, and not before the lengths are sure.
     int total = schedule.begin(), number = blockIdx.x, taken = 0;
     Stage stage;
-    // Lengths are read while the kernel ahead drains. They may still change, and are read again: until then what they
-    // say is a hint. By the hint the ring is filled, so that no key waits for the lengths; with keys that the kernel
-    // ahead leaves alone even before it has ended. Pages wait: beyond a row's length the page table need not hold page
-    // numbers. So do more sequences than the schedule compares.
-    const bool by_hint = kBulkCopy && k.pages == nullptr && work.a.batch <= 32;
-    bool waited = false, sure = false;
-    int now = 0;
-    const auto wait_ahead = [&] {
-        if (waited) return;
-        waited = true;
-        wait_for_launch();
-        launch_dependents(); // not sooner: until here the gather's counters belong to the call before
-        now = schedule.length_now();
-    };
-    // Whether the lengths are what they were thought to be; if not the ring is empty again.
-    const auto make_sure = [&] {
-        wait_ahead();
-        sure = true;
-        const bool changed = schedule.changed(now);
-        const int filled = stage.parity ? p.stages : stage.index;
-        if (changed && filled > 0) {
-            // When the copies have landed the stages begin anew: no consumer has seen them.
-            for (int s = 0; s < filled; ++s) barrier_wait(&shared.full[s], 0);
-            __syncwarp();
-            for (int s = lane; s < filled; s += 32) barrier_init_again(&shared.full[s], kProducerArrivals);
-            barrier_init_fence();
-            __syncwarp();
-        }
-        barrier_arrive_named(kSureBarrier, Scheme::Shape::kThreads - 32);
-        return !changed;
-    };
     const auto next_unit = [&] { return number < total ? schedule.find(number) : Unit{-1, 0, 0, 0}; };
     Unit unit = next_unit();
     if (lane == 0) shared.first = unit;
@@ -228,7 +246,8 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
             const auto newest = [&] {
                 return recent >= 0 && __any_sync(~0u, left.tokens > 0 && left.tokens - left.step() < recent);
             };
-            if (!sure && (!by_hint || stage.parity || unit.b < 0 || asks || newest()) && !make_sure()) {
+            if (!ahead.sure && (!by_hint || stage.parity || unit.b < 0 || asks || newest()) &&
+                !ahead.make_sure(stage)) {
                 again = true;
                 break;
             }
@@ -239,10 +258,10 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
             }
             // The kernel ahead is waited for at the last moment: the first copy is ready to go.
             fill(work, shared, stages, linear, stage, unit, left, s == 0, [&] {
-                if (recent < 0 && !waited) wait_for_launch();
+                if (recent < 0 && !ahead.waited) wait_for_launch();
             });
             if (unit.b < 0) return;
-            if (recent < 0) wait_ahead();
+            if (recent < 0) ahead.wait();
             left.tokens -= kStepTokens;
             left.keys += kStepTokens * row_bytes;
             stage.next(p.stages);

@@ -183,7 +183,7 @@ def test_lengths_may_come_while_a_step_begins(emulated: CDLL, case: Case, seed: 
 
 
 def test_lengths_that_are_not_read_again_are_found(tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
-    broken = build(tmp_path, edit={"scores.cuh": ("changed = schedule.changed(now);", "changed = false;")})
+    broken = build(tmp_path, edit={"scores.cuh": ("changed = schedule_.changed(now_);", "changed = false;")})
     with on_processor(broken, seed), pytest.raises((EmulationError, AssertionError)):
         assert all(outcome.passed for outcome in late_outcomes(LATE[0], seed, "cpu"))
 
@@ -199,7 +199,7 @@ def test_the_newest_keys_may_come_while_a_step_begins(emulated: CDLL, length: in
     "old,new,promised",
     [
         ("left.tokens - left.step() < recent", "left.tokens < 0", True),
-        ("if (recent < 0 && !waited) wait_for_launch();", "", False),
+        ("if (recent < 0 && !ahead.waited) wait_for_launch();", "", False),
     ],
     ids=["the newest of those promised", "before the kernel ahead has ended"],
 )
