@@ -53,6 +53,8 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
     const int multiprocessors = a.multiprocessors > 0 ? a.multiprocessors : device.multiprocessors;
     p.grid = multiprocessors;
 
+    const auto units_of = [&](int64_t tokens) { return a.batch * p.chunks * ceil_div(a.max_length, tokens); };
+
     // The largest tiles and units that still give every block its share, or half of them a single tile: fewer tiles are
     // sooner drawn from. For floats units of one tile.
     constexpr int kCuts[][2] = {{4, 2}, {4, 1}, {2, 1}, {1, 1}};
@@ -60,8 +62,7 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
         if (a.type != kInt8 && cut[1] > 1) continue;
         p.steps = cut[0];
         p.tiles_per_unit = cut[1];
-        const int64_t tokens = int64_t(p.lanes) * p.tiles_per_unit * p.steps * kStepTokens;
-        const int64_t units = a.batch * p.chunks * ceil_div(a.max_length, tokens);
+        const int64_t units = units_of(p.lanes * p.tiles_per_unit * p.steps * kStepTokens);
         const int64_t rounds = ceil_div<int64_t>(units, p.grid);
         if (units >= int64_t((rounds == 1 && cut[1] == 1 ? 0.45 : 0.93) * double(rounds * p.grid))) break;
     }
@@ -77,11 +78,10 @@ int make_plan(const DecodeArguments& a, const Device& device, const Compiled& co
 
     const int64_t rows = int64_t(a.batch) * a.heads, stat_bytes = a.type == kInt8 ? 16 : 8;
     // Blocks share the samples of a query head where there is room for them, and where they do not spend more on all
-    // its tiles than they save; four only where most multiprocessors have no unit: beside the score pass clusters of four
-    // do not all find room. For int8 a block has half the warps.
+    // its tiles than they save; four only where most multiprocessors have no unit: beside the score pass clusters of
+    // four do not all find room. For int8 a block has half the warps.
     const int most_tiles = a.type == kInt8 ? 4096 : 1024, most_blocks = (a.type == kInt8 ? 2 : 1) * multiprocessors;
-    const int64_t units = a.batch * p.chunks * ceil_div<int64_t>(a.max_length, p.unit_tokens);
-    const int most_split = 2 * units <= p.grid ? kMaxSplit : 2;
+    const int most_split = 2 * units_of(p.unit_tokens) <= p.grid ? kMaxSplit : 2;
     p.split = 1;
     while (modern && 2 * p.split <= most_split && p.tiles * 2 * p.split <= most_tiles &&
            rows * 2 * p.split <= most_blocks) {

@@ -67,7 +67,7 @@ __device__ inline ScoreShared<Scheme>& score_setup(const Work& work, char* stage
 
 // Stages on their way at a time. Two keep the memory busy; more make others wait for what they read, and memory pages
 // change hands more often.
-constexpr int kInFlight = 2;
+constexpr int kStagesInFlight = 2;
 
 // A stage number and the parity of its round, advancing together.
 struct Stage {
@@ -232,7 +232,7 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
     for (;;) {
         const bool asks = number >= p.grid && total > 2 * p.grid;
         // A block that has more than a unit, or fetches while others work, does so at an even pace.
-        const bool paced = (recent >= 0 || total > p.grid) && p.stages > kInFlight;
+        const bool paced = (recent >= 0 || total > p.grid) && p.stages > kStagesInFlight;
         // The stages of a unit, as the consumers count them: the first run is the longest.
         const int visible = unit.length - unit.first_token;
         const int steps =
@@ -252,8 +252,8 @@ __device__ void produce(const Work& work, ScoreShared<Scheme>& shared, char* sta
                 break;
             }
             if (asks && s == 0 && lane == 0) taken = atomicAdd(&work.control()->taken, 1u);
-            if (paced && (stage.parity || stage.index >= kInFlight)) {
-                const Stage earlier = stage.earlier(kInFlight, p.stages);
+            if (paced && (stage.parity || stage.index >= kStagesInFlight)) {
+                const Stage earlier = stage.earlier(kStagesInFlight, p.stages);
                 barrier_wait(&shared.full[earlier.index], earlier.parity);
             }
             // The kernel ahead is waited for at the last moment: the first copy is ready to go.

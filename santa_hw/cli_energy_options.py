@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from santa_hw.cli_fields import comma_list, flag
 from santa_hw.console import check_files
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _given(ctx: typer.Context) -> set[str]:
 
 
 def _option(name: str) -> str:
-    return {"from_file": "--from", "json_file": "--json"}.get(name, f"--{name.replace('_', '-')}")
+    return {"from_file": "--from", "json_file": "--json"}.get(name) or flag(name)
 
 
 @contextmanager
@@ -133,7 +134,7 @@ def _check_replaceable(file: Path) -> None:
 
 
 def _parts(option: str, text: str, everything: Sequence[str]) -> list[str]:
-    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    parts = [part for part in comma_list(text) if part]
     if not parts:
         raise ValueError(f"--{option} {text!r}: one name at least is allowed")
     return list(everything) if parts == [ALL] else parts

@@ -92,7 +92,7 @@ def base_and_axes(
         operands = ("q_bits", "k_bits", "v_bits")
         clash = [name for name in operands if fields.get(name) is not None]
         if clash:
-            raise ValueError(f"--bits and {_flag(clash[0])}: one of them is allowed")
+            raise ValueError(f"--bits and {flag(clash[0])}: one of them is allowed")
         axes.append([dict.fromkeys(operands, number) for number in numbers("bits", bits)])
     return (load_design(file) if file else Design()), axes
 
@@ -118,7 +118,7 @@ def _number(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"{_flag(name)} {text!r}: a whole number is allowed") from None
+        raise ValueError(f"{flag(name)} {text!r}: a whole number is allowed") from None
 
 
 def field_value(name: str, text: str) -> Any:
@@ -139,8 +139,9 @@ def team_value(name: str, text: str) -> Any:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"{_flag(name)} {text!r}: a number is allowed") from None
+        raise ValueError(f"{flag(name)} {text!r}: a number is allowed") from None
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """The option of a parameter, on the command line."""
     return "--" + name.replace("_", "-")
